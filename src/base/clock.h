@@ -1,0 +1,16 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * Monotonic time in nanoseconds. */
+#ifndef GB_BASE_CLOCK_H
+#define GB_BASE_CLOCK_H
+
+#include <stdint.h>
+#include <time.h>
+
+static inline uint64_t gb_now_ns(void)
+{
+    struct timespec ts;
+    clock_gettime(CLOCK_MONOTONIC, &ts);
+    return (uint64_t)ts.tv_sec * 1000000000u + (uint64_t)ts.tv_nsec;
+}
+
+#endif
