@@ -31,6 +31,8 @@ struct gb_dev_op {
     double factor;
     void *buf[4];               /* base of enum gb_buf; DEV: from gb_launcher_mem, HOST: from gb_launcher_host */
     struct gb_ccl_comm *ccl;
+    uint32_t set;               /* stream set: operations of one set run in order, sets are independent of each other (one set
+                                   of streams per group, made at its first operation, so groups never stand behind each other) */
     void *ready;                /* event from gb_launcher_record on the caller's stream, or NULL */
     _Atomic uint32_t *flags;    /* [nsteps + 1] pinned, zeroed; [nsteps]: everything on the device is finished */
     /* filled by the launcher */
@@ -64,6 +66,9 @@ void gb_launcher_abort(struct gb_launcher *launcher, struct gb_dev_op *op);
 int gb_launcher_wait_stream(struct gb_launcher *launcher, struct gb_dev_op *op, void *stream) GB_NODISCARD;
 /* Engine: after flags[nsteps] was seen: gives events and launcher state of the operation back. */
 void gb_launcher_release(struct gb_launcher *launcher, struct gb_dev_op *op);
+
+/* Engine: the streams of a set are not needed any more (none of its operations is in flight). */
+void gb_launcher_drop_set(struct gb_launcher *launcher, uint32_t set);
 
 /* Runs fn(arg) on the launcher thread, between operations: communicator creation. */
 void gb_launcher_call(struct gb_launcher *launcher, void (*fn)(void *arg), void *arg);

@@ -1,0 +1,139 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * op.h: the objects of the engine.  A *group* is the engine's view of a communicator, an *op* one operation in flight.
+ *
+ * Ownership: fields marked [E] belong to the engine role (one thread at a time, holding engine->role); [S] to the group's
+ * submit lock; the rest is constant after creation or atomic as stated.
+ */
+#ifndef GB_ENGINE_OP_H
+#define GB_ENGINE_OP_H
+
+#include "engine/launcher.h"
+#include "plan/plan.h"
+#include "transport/net.h"
+
+#include <pthread.h>
+#include <stdatomic.h>
+
+struct gb_engine;
+struct gb_group;
+struct gb_op;
+
+/* A plan made ready for execution: successors instead of predecessors.  Shared by operations, counted. */
+struct gb_xplan {
+    struct gb_plan *plan;
+    uint8_t hash[16];      /* of the specification: the cache key */
+    _Atomic uint32_t refs;
+    uint32_t *succ_first;  /* [nsteps + 1] into succ */
+    uint32_t *succ;
+    uint32_t *watch;       /* staged: device steps that a network step waits for, ascending */
+    uint32_t nwatch;
+    uint32_t nnet;         /* network steps */
+};
+
+enum gb_cell_state { GB_CELL_WAITING, GB_CELL_STARTED, GB_CELL_DONE };
+
+/* Execution state of one step; its address is the cookie of its network message or job. */
+struct gb_cell {
+    struct gb_op *op;
+    struct gb_cell *next; /* ready list */
+    uint32_t left;        /* unfinished predecessors */
+    uint8_t state;        /* enum gb_cell_state */
+};
+
+enum gb_op_state { GB_OP_PENDING, GB_OP_FINISHED };
+
+struct gb_op {
+    _Atomic uint32_t state;    /* enum gb_op_state; release when the result is complete.  A futex word. */
+    _Atomic uint32_t sleepers; /* threads in futex wait on state */
+    _Atomic uint32_t refs;     /* engine 1, request 1 */
+    struct gb_group *group;
+    struct gb_engine *engine;
+    struct gb_op *next;        /* submit queue, then [E] group list */
+    struct gb_op *prev;        /* [E] */
+    struct gb_op *staged_next; /* [E] engine list of staged operations in flight */
+    struct gb_xplan *xplan;
+    struct gb_cell *cells;     /* [nsteps] */
+    struct gb_cell *ready_head, *ready_tail; /* [E] */
+    struct gb_key key;         /* xid is filled per message */
+    struct gb_sig sig;
+    int32_t kind, dtype, reduce_op, root, tag;
+    uint32_t flags;
+    uint64_t user, count, payload_bytes;
+    double factor;
+    void *buf[4];              /* enum gb_buf */
+    void *dev_mem, *host_mem;  /* to give back */
+    struct gb_dev_op *dev;     /* staged operations */
+    uint32_t watch_pos;        /* [E] first watched step not yet seen finished */
+    uint32_t started, left;    /* [E] steps in flight; steps of the engine not finished */
+    uint8_t is_started, is_p2p, wants_vendor, is_announced, has_ticket, is_aborting, is_any; /* [E] */
+    int32_t source;            /* RECV: matched source, valid when finished */
+    int64_t deadline_ns;       /* absolute */
+    uint64_t submit_ns, start_ns, progress_ns;
+    uint64_t first_bridge_ns, last_bridge_ns, first_island_ns, last_island_ns, compute_ns; /* [E] */
+    int status;                /* valid when finished */
+    char *text;                /* error text, NULL when none; freed with the op */
+};
+
+/* Counters: relaxed atomics, written by the engine role. */
+struct gb_group_counters {
+    _Atomic uint64_t ops, bridge_sent, bridge_recv, island_sent, payload, total_ns, island_ns, bridge_ns, wait_ns, compute_ns;
+};
+
+struct gb_p2p_slot {     /* counters of one (peer, tag) */
+    int32_t peer, tag;
+    uint32_t send_seq, recv_seq;
+    struct gb_p2p_slot *next;
+};
+
+struct gb_p2p_seen {     /* an announced message without a receive */
+    int32_t peer, tag;
+    uint32_t seq;
+    struct gb_p2p_seen *next;
+};
+
+#define GB_HISTORY 256
+
+struct gb_group {
+    uint64_t id;
+    char *name;
+    uint32_t rank, size;
+    struct gb_engine *engine;
+    struct gb_link **links;       /* [size]; own entry NULL */
+    char **labels;                /* [size] "rank 3 (host-a)" */
+    struct gb_topo *topo;
+    struct gb_topo *host_topo;    /* the same islands for operations on host buffers: no vendor library, nothing staged */
+    int staged;                   /* this rank's buffers are device memory */
+    uint32_t stream_set;          /* of collectives; P2P operations use the next one */
+    uint64_t chunk_bytes, flat_bytes;
+    uint32_t depth;
+    int64_t timeout_ns;           /* [S] */
+
+    pthread_mutex_t submit_lock;
+    uint32_t next_seq;            /* [S] */
+    struct gb_p2p_slot *p2p[64];  /* [E] by hash of (peer, tag) */
+
+    struct gb_xplan *cache[64];   /* [S] */
+    uint32_t cache_pos;           /* [S] */
+
+    struct gb_op *ops_head, *ops_tail; /* [E] submitted and not finished, in order of submission */
+    struct gb_p2p_seen *seen_head, *seen_tail; /* [E] */
+    struct gb_op *self_sends, *self_recvs; /* [E] P2P with oneself, by next */
+    struct { uint32_t seq; struct gb_sig sig; } history[GB_HISTORY]; /* [E] signatures of recent operations */
+    uint32_t last_seq;            /* [E] highest sequence number admitted + 1 */
+    uint8_t *arrived;             /* [E][size] answers to probes about the oldest operation: 0 unknown, 1 has it, 2 behind */
+    uint64_t left_ns;             /* [E] when a member destroyed the group; 0: none did */
+    char left_text[256];          /* [E] who */
+    uint64_t probe_ns;            /* [E] last probe sent */
+
+    _Atomic int status;           /* release after status_text: the first abort */
+    char status_text[512];
+    _Atomic uint32_t nops;        /* operations not finished */
+    struct gb_group_counters counters;
+    void *comm;                   /* owner, for the hooks */
+    struct gb_group *next;        /* [E] engine list */
+    int is_closing;               /* [E] */
+    struct gb_ccl_comm *ccl;      /* [E] vendor communicator of this rank's island, NULL until made */
+};
+
+#endif
