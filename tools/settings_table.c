@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
- * Prints the settings table, one row per line, fields separated by tabs: name, type, default, scope, agreed, per_rank, number
- * of words that work (0: all), help.  Input of tools/gen_settings_docs.py; not installed. */
+ * Prints the settings table, one row per line, fields separated by tabs: name, type, default, scope, agreed, per_rank,
+ * number of words that work (0: all), help.  Input of tools/gen_settings_docs.py; not installed. */
 #include "base/config.h"
 
 #include <stdio.h>

@@ -1,0 +1,53 @@
+# SPDX-License-Identifier: Apache-2.0
+# One name per task.  `make demo` and `make test` set everything up on a fresh machine first; that costs minutes once and
+# almost nothing later.
+SHELL := /bin/bash
+PY := .venv/bin/python
+export PATH := $(CURDIR)/.venv/bin:$(PATH)
+TESTLOG ?= build/meson-logs/testlog.json
+PYTEST_XML ?= build/pytest.xml
+SOURCES = $(shell git ls-files '*.c' '*.h')
+
+.PHONY: help setup build demo test test-c test-python bench docs fmt lint clean
+
+help:
+	@echo "make demo    train a language model on 2 + 2 emulated GPUs, then compare with a single process"
+	@echo "make test    C and Python tests"
+	@echo "make bench   all_reduce against Gloo, one JSON line per result"
+	@echo "make build   library and emulators in build/; make setup: also .venv with the package installed"
+	@echo "make fmt     clang-format and ruff format; make lint: their checks, clang-tidy, mypy, include arrows, sizes"
+	@echo "make docs    files under docs/ that are generated"
+
+setup:
+	@tools/setup.sh all
+
+build:
+	@tools/setup.sh build
+
+demo: setup
+	@$(PY) tools/demo.py $(DEMO_ARGS)
+
+test: test-c test-python
+
+test-c: setup
+	meson test -C build --no-rebuild --print-errorlogs
+
+test-python: setup
+	timeout 1500 $(PY) -m pytest tests -q --junitxml=$(PYTEST_XML) $(PYTEST_ARGS)
+
+bench: setup
+	@$(PY) bench/all_reduce.py $(BENCH_ARGS)
+
+docs: setup
+	$(PY) tools/gen_settings_docs.py
+
+fmt: setup
+	clang-format-19 -i $(SOURCES)
+	ruff check --fix --quiet .
+	ruff format --quiet .
+
+lint: setup
+	tools/lint.sh
+
+clean:
+	rm -rf build build-* demo-report
