@@ -1,0 +1,11 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * The kernels as CPU functions; for tests. */
+#ifndef GB_TESTS_REDUCE_TWIN_H
+#define GB_TESTS_REDUCE_TWIN_H
+
+#include "codec/reduce.h"
+
+void twin_reduce(const struct gb_reduce_args *args, unsigned blocks, unsigned threads);
+void twin_poison(void *dst, uint64_t bytes);
+
+#endif
