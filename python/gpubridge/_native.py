@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Loads libgpubridge and turns its statuses into exceptions.
 
-`lib()` gives the loaded library with one Python attribute per C function (without the `gpubridge_` prefix); the types come
-from the generated `_abi` module.  Calls go through ctypes.CDLL, so the GIL is released in every one of them.
+`lib()` gives the loaded library with one Python attribute per C function (without the `gpubridge_` prefix); the types
+come from the generated `_abi` module.  Calls go through ctypes.CDLL, so the GIL is released in every one of them.
 """
 
 from __future__ import annotations
@@ -91,8 +91,8 @@ def find_library() -> str:
     if bundled.exists():
         return str(bundled)
     raise GpuBridgeLibraryError(
-        f"libgpubridge was not found (looked for {bundled}); build it with `meson setup build && ninja -C build` and set "
-        "GPUBRIDGE_LIBRARY=build/src/libgpubridge.so, or install the wheel"
+        f"libgpubridge was not found (looked for {bundled}); build it with `meson setup build && ninja -C build` and "
+        "set GPUBRIDGE_LIBRARY=build/src/libgpubridge.so, or install the wheel"
     )
 
 

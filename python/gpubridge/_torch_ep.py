@@ -2,8 +2,8 @@
 """Entry points that torch calls; imports nothing heavy and never raises while torch itself is being imported.
 
 `register` serves the group "torch.distributed.backends" (torch >= 2.14: called when the user first names the backend).
-`autoload` serves "torch.backends" (torch 2.5 to 2.13: called at the end of `import torch`); an exception there would break
-`import torch`, so it only leaves a creator behind that imports the package when a group is made.
+`autoload` serves "torch.backends" (torch 2.5 to 2.13: called at the end of `import torch`); an exception there would
+break `import torch`, so it only leaves a creator behind that imports the package when a group is made.
 """
 
 from __future__ import annotations

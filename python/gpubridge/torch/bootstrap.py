@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """How the members of a group find each other: an exchange of hellos through the torch store.
 
-Only set, get, add, wait and check are used, so stores of different torch versions can serve each other.  All keys live under
-an own prefix.  Each exchange is one generation: a ticket from `add` decides which, so the same store can make the same
-group again after it was destroyed.
+Only set, get, add, wait and check are used, so stores of different torch versions can serve each other.  All keys live
+under an own prefix.  Each exchange is one generation: a ticket from `add` decides which, so the same store can make the
+same group again after it was destroyed.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class Exchange:
     """One generation of one group's keys in the store."""
 
     def __init__(self, store: Any, rank: int, size: int, timeout_ns: int) -> None:
-        self.store = dist.PrefixStore(PREFIX, store)
+        self.store: Any = dist.PrefixStore(PREFIX, store)
         self.rank, self.size = rank, size
         self.deadline = time.monotonic_ns() + timeout_ns
         self.timeout_ns = timeout_ns
@@ -61,23 +61,24 @@ class Exchange:
             missing = [r for r in range(self.size) if not self.store.check([f"{self.generation}/{what}/{r}"])]
         except (dist.DistError, RuntimeError):
             return DistTimeoutError(
-                f"rank {self.rank}: the store of the job does not answer any more ({error}); is the process that serves it alive?"
+                f"rank {self.rank}: the store of the job does not answer any more ({error}); is the process that "
+                "serves it alive?"
             )
         return DistTimeoutError(
-            f"rank {self.rank} waited {self.timeout_ns / 1e9:g} s for the {what} of group rank(s) {missing} of {self.size}: did "
-            "they start, and do they create their groups in the same order?"
+            f"rank {self.rank} waited {self.timeout_ns / 1e9:g} s for the {what} of group rank(s) {missing} of "
+            f"{self.size}: did they start, and do they create their groups in the same order?"
         )
 
 
 def job_secret(store: Any) -> bytes | None:
     """The secret all processes of the job share: None when a file holds it, else from the store.
 
-    Whoever comes first invents it.  The store is plain text to everybody who reaches it, so this stops accidents; against
-    attackers set GPUBRIDGE_SECRET_FILE.
+    Whoever comes first invents it.  The store is plain text to everybody who reaches it, so this stops accidents;
+    against attackers set GPUBRIDGE_SECRET_FILE.
     """
     if os.environ.get("GPUBRIDGE_SECRET_FILE"):
         return None
-    shared = dist.PrefixStore(PREFIX, _job_store(store))
+    shared: Any = dist.PrefixStore(PREFIX, _job_store(store))
     if shared.add("secret/owner", 1) == 1:
         shared.set("secret/value", secrets.token_bytes(SECRET_BYTES).hex())
     return bytes.fromhex(bytes(shared.get("secret/value")).decode())
@@ -90,7 +91,9 @@ def _job_store(store: Any) -> Any:
     return store
 
 
-def connect(store: Any, rank: int, size: int, group_id: str, timeout_ns: int, options: Options) -> tuple[Context, int, str]:
+def connect(
+    store: Any, rank: int, size: int, group_id: str, timeout_ns: int, options: Options
+) -> tuple[Context, int, str]:
     """Creates the group's comm.
 
     Args:
@@ -144,7 +147,9 @@ def _create_comm(context: Context, exchange: Exchange, name: str, options: Optio
     check(context.lib.comm_hello(context.handle, ctypes.byref(config), buffer, ctypes.byref(length)))
     exchange.put("hello", buffer.raw[: length.value])
     hellos = [exchange.get("hello", r) for r in range(exchange.size)]
-    pointers = (ctypes.c_void_p * exchange.size)(*[ctypes.cast(ctypes.c_char_p(h), ctypes.c_void_p).value for h in hellos])
+    pointers = (ctypes.c_void_p * exchange.size)(
+        *[ctypes.cast(ctypes.c_char_p(h), ctypes.c_void_p).value for h in hellos]
+    )
     lengths = (ctypes.c_size_t * exchange.size)(*[len(h) for h in hellos])
     comm = ctypes.c_void_p()
     check(context.lib.comm_create(context.handle, ctypes.byref(config), pointers, lengths, ctypes.byref(comm)))

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The collectives, under every name torch 2.6 to 2.15 calls them by.
 
-Each method reads torch's arguments, checks them, and fills an op; issue.py does the rest.  They are plain Python functions:
-the C++ trampoline ignores anything else.
+Each method reads torch's arguments, checks them, and fills an op; issue.py does the rest.  They are plain Python
+functions: the C++ trampoline ignores anything else.
 """
 
 from __future__ import annotations
@@ -35,7 +35,9 @@ _PREMUL = _abi.PREMUL_SUM
 
 def _one(tensors: Sequence[torch.Tensor], what: str) -> torch.Tensor:
     if len(tensors) != 1:
-        raise DistValueError(f"{what}: one tensor per rank, got a list of {len(tensors)} (one process drives one device)")
+        raise DistValueError(
+            f"{what}: one tensor per rank, got a list of {len(tensors)} (one process drives one device)"
+        )
     return tensors[0]
 
 
@@ -105,7 +107,7 @@ class Collectives(Issuer):
     def reduce_scatter(self, outputs: Tensors, input_lists: list[Tensors], opts: Any = None, **_: Any) -> BaseWork:
         """outputs: [out]; input_lists: [[one tensor per rank]], whose sizes may differ."""
         works = []
-        for out, inputs in zip(outputs, input_lists):
+        for out, inputs in zip(outputs, input_lists, strict=True):
             self._check_list(inputs, out, "reduce_scatter", own=out.numel())
             copies: list[Copy] = []
             dense = target(out, copies)
@@ -117,15 +119,21 @@ class Collectives(Issuer):
         """out[n], tensor[n * size]: rank r gets the reduction of block r."""
         if tensor.numel() != out.numel() * self._size or tensor.dtype != out.dtype:
             raise DistValueError(
-                f"reduce_scatter: the input must hold {self._size} blocks like the output, got {tuple(tensor.shape)} {tensor.dtype} "
-                f"for an output of {tuple(out.shape)} {out.dtype}"
+                f"reduce_scatter: the input must hold {self._size} blocks like the output, got {tuple(tensor.shape)} "
+                f"{tensor.dtype} for an output of {tuple(out.shape)} {out.dtype}"
             )
         copies: list[Copy] = []
         dense = target(out, copies)
         return self._reduce_scatter(out, dense, copies, _apart(source(tensor), dense), [], opts)
 
     def _reduce_scatter(
-        self, out: torch.Tensor, dense: torch.Tensor, copies: list[Copy], flat: torch.Tensor, sizes: list[int], opts: Any
+        self,
+        out: torch.Tensor,
+        dense: torch.Tensor,
+        copies: list[Copy],
+        flat: torch.Tensor,
+        sizes: list[int],
+        opts: Any,
     ) -> BaseWork:
         slot = self._slot(_abi.REDUCE_SCATTER)
         self._set_reduction(slot, out, opts, "reduce_scatter")
@@ -136,8 +144,10 @@ class Collectives(Issuer):
         op.count = dense.numel()
         return self._launch(_abi.REDUCE_SCATTER, slot, opts, [out], [flat, dense], copies, out.device)
 
-    def reduce_scatter_single_coalesced(self, outputs: Tensors, inputs: Tensors, opts: Any = None, **_: Any) -> BaseWork:
-        return self._together([self.reduce_scatter_single(o, i, opts) for o, i in zip(outputs, inputs)])
+    def reduce_scatter_single_coalesced(
+        self, outputs: Tensors, inputs: Tensors, opts: Any = None, **_: Any
+    ) -> BaseWork:
+        return self._together([self.reduce_scatter_single(o, i, opts) for o, i in zip(outputs, inputs, strict=True)])
 
     # -- movement
 
@@ -158,7 +168,7 @@ class Collectives(Issuer):
 
     def allgather(self, output_lists: list[Tensors], inputs: Tensors, opts: Any = None, **_: Any) -> BaseWork:
         """output_lists: one list per input, of one tensor per rank, whose sizes may differ."""
-        return self._together([self._all_gather(outs, t, opts) for outs, t in zip(output_lists, inputs)])
+        return self._together([self._all_gather(outs, t, opts) for outs, t in zip(output_lists, inputs, strict=True)])
 
     def _all_gather(self, outputs: Tensors, t: torch.Tensor, opts: Any) -> BaseWork:
         self._check_list(outputs, t, "all_gather", own=t.numel())
@@ -183,18 +193,20 @@ class Collectives(Issuer):
         """out[n * size], tensor[n]; tensor may be its own slot of out."""
         if out.numel() != tensor.numel() * self._size or tensor.dtype != out.dtype:
             raise DistValueError(
-                f"all_gather: the output must hold {self._size} blocks like the input, got {tuple(out.shape)} {out.dtype} for an "
-                f"input of {tuple(tensor.shape)} {tensor.dtype}"
+                f"all_gather: the output must hold {self._size} blocks like the input, got {tuple(out.shape)} "
+                f"{out.dtype} for an input of {tuple(tensor.shape)} {tensor.dtype}"
             )
         copies: list[Copy] = []
         return self._gather_into(target(out, copies), copies, tensor, [], [out], opts)
 
     def all_gather_single_coalesced(self, outputs: Tensors, inputs: Tensors, opts: Any = None, **_: Any) -> BaseWork:
-        return self._together([self.all_gather_single(o, i, opts) for o, i in zip(outputs, inputs)])
+        return self._together([self.all_gather_single(o, i, opts) for o, i in zip(outputs, inputs, strict=True)])
 
     def allgather_coalesced(self, output_lists: list[Tensors], inputs: Tensors, opts: Any = None, **_: Any) -> BaseWork:
         """output_lists[rank][i] gets input i of that rank."""
-        return self._together([self._all_gather([outs[i] for outs in output_lists], t, opts) for i, t in enumerate(inputs)])
+        return self._together(
+            [self._all_gather([outs[i] for outs in output_lists], t, opts) for i, t in enumerate(inputs)]
+        )
 
     def gather(self, output_lists: list[Tensors], inputs: Tensors, opts: Any = None, **_: Any) -> BaseWork:
         """output_lists: [[one tensor per rank]] on the root, [] elsewhere; inputs: [t]."""
@@ -214,11 +226,15 @@ class Collectives(Issuer):
         flat: torch.Tensor | None = None
         if opts.rootRank == self._rank:
             if out.numel() != tensor.numel() * self._size:
-                raise DistValueError(f"gather: {tuple(out.shape)} does not hold {self._size} blocks of {tuple(tensor.shape)}")
+                raise DistValueError(
+                    f"gather: {tuple(out.shape)} does not hold {self._size} blocks of {tuple(tensor.shape)}"
+                )
             flat = target(out, copies)
         return self._gather(flat, copies, tensor, [out] if flat is not None else [], opts)
 
-    def _gather(self, flat: torch.Tensor | None, copies: list[Copy], t: torch.Tensor, results: Tensors, opts: Any) -> BaseWork:
+    def _gather(
+        self, flat: torch.Tensor | None, copies: list[Copy], t: torch.Tensor, results: Tensors, opts: Any
+    ) -> BaseWork:
         slot = self._slot(_abi.GATHER)
         op = slot.op
         op.dtype, per = move_code(t)
@@ -278,7 +294,9 @@ class Collectives(Issuer):
         rows = t.shape[0] if t.dim() else 1
         if not splits:
             if rows % self._size:
-                raise DistValueError(f"all_to_all: {rows} {which} rows do not divide among {self._size} ranks: pass split sizes")
+                raise DistValueError(
+                    f"all_to_all: {rows} {which} rows do not divide among {self._size} ranks: pass split sizes"
+                )
             return [t.numel() // self._size] * self._size
         if len(splits) != self._size or sum(splits) != rows or min(splits) < 0:
             raise DistValueError(
@@ -288,7 +306,14 @@ class Collectives(Issuer):
         return [split * row for split in splits]
 
     def _all_to_all(
-        self, dense: torch.Tensor, copies: list[Copy], flat: torch.Tensor, send: list[int], recv: list[int], results: Tensors, opts: Any
+        self,
+        dense: torch.Tensor,
+        copies: list[Copy],
+        flat: torch.Tensor,
+        send: list[int],
+        recv: list[int],
+        results: Tensors,
+        opts: Any,
     ) -> BaseWork:
         flat = _apart(flat, dense)
         slot = self._slot(_abi.ALL_TO_ALL)
@@ -311,10 +336,13 @@ class Collectives(Issuer):
         same_kind([like, *tensors], what)
         if own is not None and tensors[self._rank].numel() != own:
             raise DistValueError(
-                f"{what}: entry {self._rank} of the list has {tensors[self._rank].numel()} elements, this rank's own tensor {own}"
+                f"{what}: entry {self._rank} of the list has {tensors[self._rank].numel()} elements, this rank's own "
+                f"tensor {own}"
             )
         if even and not _even([t.numel() for t in tensors]):
-            raise DistValueError(f"{what}: all tensors of the list must have one size, got {[t.numel() for t in tensors]}")
+            raise DistValueError(
+                f"{what}: all tensors of the list must have one size, got {[t.numel() for t in tensors]}"
+            )
 
     # -- the older and the private names of the same operations
 
@@ -335,10 +363,14 @@ class Collectives(Issuer):
     ) -> BaseWork:
         return self.all_to_all_single(out, tensor, output_splits, input_splits, opts)
 
-    def allgather_into_tensor_coalesced(self, outputs: Tensors, inputs: Tensors, opts: Any = None, **kw: Any) -> BaseWork:
+    def allgather_into_tensor_coalesced(
+        self, outputs: Tensors, inputs: Tensors, opts: Any = None, **kw: Any
+    ) -> BaseWork:
         return self.all_gather_single_coalesced(outputs, inputs, opts)
 
-    def reduce_scatter_tensor_coalesced(self, outputs: Tensors, inputs: Tensors, opts: Any = None, **kw: Any) -> BaseWork:
+    def reduce_scatter_tensor_coalesced(
+        self, outputs: Tensors, inputs: Tensors, opts: Any = None, **kw: Any
+    ) -> BaseWork:
         return self.reduce_scatter_single_coalesced(outputs, inputs, opts)
 
     def gather_into_tensor(self, out: torch.Tensor, tensor: torch.Tensor, opts: Any = None, **kw: Any) -> BaseWork:

@@ -144,7 +144,9 @@ class Context:
     # -- end
 
     def destroy(self) -> None:
-        """Stops the pumps and destroys the context; bounded by the library's 10 s plus 2 s per stuck callback thread."""
+        """Stops the pumps and destroys the context; bounded by the library's 10 s plus 2 s per stuck callback
+        thread.
+        """
         with self._pump_lock:
             self._stopping = True
             pumps = list(self._pumps)

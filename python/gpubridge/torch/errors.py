@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The exceptions of gpubridge.errors that are also `torch.distributed.DistBackendError`.
 
-Their type survives the way through torch's C++ and back, so `except dist.DistBackendError` and `except TimeoutError` both
-work around a collective, in eager code, in DDP hooks and behind futures.
+Their type survives the way through torch's C++ and back, so `except dist.DistBackendError` and `except TimeoutError`
+both work around a collective, in eager code, in DDP hooks and behind futures.
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """The process group: what torch asks of a group besides its operations, and its birth and end.
 
-A subclass of `torch.distributed.ProcessGroup`, so torch's Python calls reach these methods directly and torch's C++ through
-the trampoline, in every torch version.
+A subclass of `torch.distributed.ProcessGroup`, so torch's Python calls reach these methods directly and torch's C++
+through the trampoline, in every torch version.
 
-Keep-alive: C++ may hold only the C++ half of a Work; if its Python half died, virtual calls would fall to the base class
-and wait for ever.  Every group therefore keeps its last works (issue.py), and drops only finished ones.
+Keep-alive: C++ may hold only the C++ half of a Work; if its Python half died, virtual calls would fall to the base
+class and wait for ever.  Every group therefore keeps its last works (issue.py), and drops only finished ones.
 """
 
 from __future__ import annotations
@@ -57,12 +57,16 @@ class Lifeline:
             threading.Thread(target=self.end, name="gpubridge-destroy", daemon=True).start()
 
 
+# The stubs of torch know one of many torch versions.
+_ProcessGroup: Any = dist.ProcessGroup
+
+
 @untraced
-class GpuBridgeGroup(Collectives, PointToPoint, dist.ProcessGroup):
+class GpuBridgeGroup(Collectives, PointToPoint, _ProcessGroup):
     """A torch.distributed process group over gpubridge."""
 
     def __init__(self, store: Any, rank: int, size: int, timeout: timedelta, group_id: str, options: Options) -> None:
-        dist.ProcessGroup.__init__(self, rank, size)
+        _ProcessGroup.__init__(self, rank, size)
         self._rank, self._size = rank, size
         self._store = store
         self._options = options
@@ -79,22 +83,22 @@ class GpuBridgeGroup(Collectives, PointToPoint, dist.ProcessGroup):
 
     # -- identity
 
-    def getBackendName(self) -> str:  # noqa: N802
+    def getBackendName(self) -> str:
         return "gpubridge"
 
     def name(self) -> str:
         return "gpubridge"
 
-    def getGroupName(self) -> str:  # noqa: N802
+    def getGroupName(self) -> str:
         return self._name
 
-    def setGroupName(self, name: str) -> None:  # noqa: N802
+    def setGroupName(self, name: str) -> None:
         self._name = name
 
-    def getGroupDesc(self) -> str:  # noqa: N802
+    def getGroupDesc(self) -> str:
         return self._desc
 
-    def setGroupDesc(self, desc: str) -> None:  # noqa: N802
+    def setGroupDesc(self, desc: str) -> None:
         self._desc = desc
 
     def _set_group_name(self, name: str) -> None:
@@ -104,11 +108,11 @@ class GpuBridgeGroup(Collectives, PointToPoint, dist.ProcessGroup):
         self._desc = desc
 
     @property
-    def group_name(self) -> str:  # type: ignore[override]
+    def group_name(self) -> str:
         return self._name
 
     @property
-    def group_desc(self) -> str:  # type: ignore[override]
+    def group_desc(self) -> str:
         return self._desc
 
     @property
@@ -193,7 +197,7 @@ class GpuBridgeGroup(Collectives, PointToPoint, dist.ProcessGroup):
 
     def split_group(
         self,
-        ranks: list[int],
+        new_ranks: list[int],
         timeout: timedelta | None = None,
         opts: Any = None,
         group_name: str | None = None,
@@ -201,8 +205,11 @@ class GpuBridgeGroup(Collectives, PointToPoint, dist.ProcessGroup):
         device_types: Any = None,
         **_: Any,
     ) -> GpuBridgeGroup | None:
-        """A group of the given ranks of this one, or None for a rank outside; all members of this group call it alike."""
+        """A group of the given ranks of this one, or None for a rank outside; all members of this group call it
+        alike.
+        """
         self._splits += 1
+        ranks = list(new_ranks)
         if self._rank not in ranks:
             return None
         name = group_name or f"{self._name}:split:{self._splits}:{'-'.join(map(str, ranks))}"
@@ -223,7 +230,7 @@ class GpuBridgeGroup(Collectives, PointToPoint, dist.ProcessGroup):
             self._refuse()
         stats = _abi.CommStats(struct_size=ctypes.sizeof(_abi.CommStats))
         check(self._context.lib.comm_stats(self._comm, ctypes.byref(stats)))
-        return {name: getattr(stats, name) for name, _ in stats._fields_ if name != "struct_size"}
+        return {name: getattr(stats, name) for name in (field[0] for field in stats._fields_) if name != "struct_size"}
 
     def describe(self) -> str:
         """Islands, links, transports and algorithms in words."""
@@ -292,18 +299,20 @@ def create(torch_options: Any, pg_options: Any = None) -> GpuBridgeGroup:
 def _refuse_mixed_backends() -> None:
     """torch lets a Python group replace the whole group: "cpu:gloo,cuda:gpubridge" would lose gloo without a word.
 
-    The backend string is not among the creator's arguments; it is found in the caller's frame where that has the known name.
+    The backend string is not among the creator's arguments; it is found in the caller's frame where that has the known
+    name.
     """
     import sys
 
-    frame = sys._getframe(1)
+    frame: Any = sys._getframe(1)
     for _ in range(3):
         config = frame.f_locals.get("backend_config") if frame is not None else None
         if config is not None:
             names = set(getattr(config, "get_device_backend_map", dict)().values())
             if names - {"gpubridge"}:
                 raise DistValueError(
-                    f"backend {config}: gpubridge serves cpu and cuda in one group and cannot share it with {sorted(names - {'gpubridge'})}; "
+                    f"backend {config}: gpubridge serves cpu and cuda in one group and cannot share it with "
+                    f"{sorted(names - {'gpubridge'})}; "
                     'use "gpubridge" (or "cpu:gpubridge,cuda:gpubridge") and a second new_group for the other backend'
                 )
             return

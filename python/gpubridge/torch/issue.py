@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """How an operation gets from torch's arguments into the C library: op structs that are reused, one submit, one Work.
 
-A *slot* is a gpubridge_op with its address, kept per kind of operation so that only the fields which change are written.
-Slots are taken from and given back to a list (atomic under the GIL): two threads never share one.
+A *slot* is a gpubridge_op with its address, kept per kind of operation so that only the fields which change are
+written. Slots are taken from and given back to a list (atomic under the GIL): two threads never share one.
 """
 
 from __future__ import annotations
@@ -68,7 +68,9 @@ class SyncWork(BaseWork):
 
     @staticmethod
     def _no_results() -> NoReturn:
-        raise DistGpuBridgeError("a blocking operation has no future: its result is in the tensor; or set asyncOp", _abi.ERR_INVALID)
+        raise DistGpuBridgeError(
+            "a blocking operation has no future: its result is in the tensor; or set asyncOp", _abi.ERR_INVALID
+        )
 
 
 @untraced
@@ -112,7 +114,8 @@ class Issuer:
         """Submits the slot's op: blocking when torch asked for it on CPU memory, else with a Work behind it.
 
         Args:
-            opts: torch's options: `timeout` and, where it exists, `asyncOp` are read; None: asynchronous, default timeout.
+            opts: torch's options: `timeout` and, where it exists, `asyncOp` are read; None: asynchronous, default
+            timeout.
             results: what the Work answers.
             keep: memory the op borrows.
             copies: dense results to be copied back when done.

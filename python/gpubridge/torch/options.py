@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """What a user may pass as `pg_options`, and the constants of deadlines.
 
-Every setting of the library (`gpubridge settings` prints them) may be given per process by environment or per group here.
+Every setting of the library (`gpubridge settings` prints them) may be given per process by environment or per group
+here.
 """
 
 from __future__ import annotations
@@ -39,7 +40,9 @@ class Options:
         if isinstance(given, Mapping):
             values = dict(given)
         else:
-            values = {k: v for k, v in vars(given).items() if not k.startswith("_")} if hasattr(given, "__dict__") else {}
+            values = (
+                {k: v for k, v in vars(given).items() if not k.startswith("_")} if hasattr(given, "__dict__") else {}
+            )
         device = values.pop("device", None)
         return cls(values, None if device is None else int(device))
 
@@ -51,7 +54,7 @@ class Options:
 
 
 def setting_name(key: str) -> str:
-    """"lanes" and "GPUBRIDGE_LANES" are the same setting."""
+    """ "lanes" and "GPUBRIDGE_LANES" are the same setting."""
     name = key.upper()
     return name if name.startswith("GPUBRIDGE_") else "GPUBRIDGE_" + name
 

@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the C library is told about tensors: dtype codes, addresses of dense memory, and the copies that odd layouts need.
+"""What the C library is told about tensors: dtype codes, addresses of dense memory, and the copies that odd layouts
+need.
 
-A *source* is memory that is read, a *target* memory that is written.  A tensor that is not dense in C order (transposed,
-strided, expanded, channels_last, conjugated) is copied into a dense one; targets are copied back through the strides when
-the operation is done, so results go by logical index whatever the layout on each rank.
+A *source* is memory that is read, a *target* memory that is written.  A tensor that is not dense in C order
+(transposed, strided, expanded, channels_last, conjugated) is copied into a dense one; targets are copied back through
+the strides when the operation is done, so results go by logical index whatever the layout on each rank.
 """
 
 from __future__ import annotations
@@ -117,7 +118,7 @@ def target(t: torch.Tensor, copies: list[Copy], keep_content: bool = False) -> t
         check(t)
     if is_plain(t):
         return t
-    if any(stride == 0 and size > 1 for stride, size in zip(t.stride(), t.shape)):
+    if any(stride == 0 and size > 1 for stride, size in zip(t.stride(), t.shape, strict=True)):
         raise DistValueError(
             f"the output of shape {tuple(t.shape)} is an expanded view whose elements share memory: pass .contiguous()"
         )
@@ -165,7 +166,8 @@ def flat_target(tensors: Sequence[torch.Tensor], copies: list[Copy]) -> torch.Te
         target(t, [])  # refuses outputs whose elements share memory
     first = tensors[0]
     flat = torch.empty(sum(t.numel() for t in tensors), dtype=first.dtype, device=first.device)
-    copies.extend((t, part.view(t.shape)) for t, part in zip(tensors, flat.split([t.numel() for t in tensors])))
+    parts = flat.split([t.numel() for t in tensors])
+    copies.extend((t, part.view(t.shape)) for t, part in zip(tensors, parts, strict=True))
     return flat
 
 

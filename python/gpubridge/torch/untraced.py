@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Keeps TorchDynamo out of the backend.
 
-Dynamo traces into Python process groups at a graph break and fails there.  `torch.compiler.disable` would cure that, but it
-imports the compiler (seconds) and adds microseconds to every call; marking the code objects costs nothing.
+Dynamo traces into Python process groups at a graph break and fails there.  `torch.compiler.disable` would cure that,
+but it imports the compiler (seconds) and adds microseconds to every call; marking the code objects costs nothing.
 """
 
 from __future__ import annotations

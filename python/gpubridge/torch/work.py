@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Work objects and futures.
 
-A Work owns a C request and the tensors it borrows.  It is finished once, by whoever comes first: a thread in `wait()` or a
-pump thread (context.py) that was told of the completion.  Errors reach C++ callers because the future they get is the
-result of a `.then` callback that raises (Future.set_exception is invisible to C++).
+A Work owns a C request and the tensors it borrows.  It is finished once, by whoever comes first: a thread in `wait()`
+or a pump thread (context.py) that was told of the completion.  Errors reach C++ callers because the future they get is
+the result of a `.then` callback that raises (Future.set_exception is invisible to C++).
 """
 
 from __future__ import annotations
@@ -112,7 +112,7 @@ class BaseWork(Work):
     def block_current_stream(self) -> None:
         self.wait()
 
-    def wait(self, timeout: timedelta | None = None) -> bool:  # type: ignore[override]
+    def wait(self, timeout: timedelta | None = None) -> bool:
         raise NotImplementedError
 
     def source_rank(self) -> int:
@@ -130,7 +130,7 @@ class DoneWork(BaseWork):
         super().__init__(results)
         self._done = True
 
-    def wait(self, timeout: timedelta | None = None) -> bool:  # type: ignore[override]
+    def wait(self, timeout: timedelta | None = None) -> bool:
         return True
 
 
@@ -210,8 +210,8 @@ class RequestWork(BaseWork):
     def forget(self) -> None:
         """Holds large results only weakly from now on: the user's own reference is the one that counts.
 
-        Called after wait(), and by the group for works it sees pass by.  Small results stay, for get_future() calls that
-        come late (DDP's join); a future holds its results itself.
+        Called after wait(), and by the group for works it sees pass by.  Small results stay, for get_future() calls
+        that come late (DDP's join); a future holds its results itself.
         """
         if self._done and self._results and self._future is None and not self._weak:
             if sum(t.numel() * t.element_size() for t in self._results) > KEEP_RESULT_BYTES:
@@ -225,7 +225,9 @@ class RequestWork(BaseWork):
             return self._results
         results = [t for t in (ref() for ref in self._weak) if t is not None]
         if len(results) < len(self._weak):
-            raise DistGpuBridgeError("the results of this operation were let go after wait(); keep the tensors themselves")
+            raise DistGpuBridgeError(
+                "the results of this operation were let go after wait(); keep the tensors themselves"
+            )
         return results
 
     def result(self) -> list[torch.Tensor]:
@@ -240,7 +242,7 @@ class RequestWork(BaseWork):
 
     # -- waiting
 
-    def wait(self, timeout: timedelta | None = None) -> bool:  # type: ignore[override]
+    def wait(self, timeout: timedelta | None = None) -> bool:
         """Blocks (CPU) or makes the current stream wait (GPU) for the result.
 
         Args:
@@ -330,7 +332,7 @@ class RequestWork(BaseWork):
             return super().get_future()
         with self._lock:
             if self._future is None:
-                self._future = torch.futures.Future(devices=[self._device])
+                self._future = torch.futures.Future(devices=[] if self._device is None else [self._device])
                 enqueue_now = self._context.gate
             else:
                 return self._future
@@ -370,7 +372,7 @@ class CompositeWork(BaseWork):
             self._done = True
         self._announce()
 
-    def wait(self, timeout: timedelta | None = None) -> bool:  # type: ignore[override]
+    def wait(self, timeout: timedelta | None = None) -> bool:
         limit = nanoseconds(timeout, 0)
         end = time.monotonic_ns() + limit
         first: BaseException | None = None
@@ -404,7 +406,7 @@ class DeferredWork(BaseWork):
             self._done = True
         self._announce()
 
-    def wait(self, timeout: timedelta | None = None) -> bool:  # type: ignore[override]
+    def wait(self, timeout: timedelta | None = None) -> bool:
         return True if self._open else self._inner.wait(timeout)
 
     def is_completed(self) -> bool:
