@@ -19,6 +19,8 @@
 #include "base/err.h"
 #include "codec/reduce.h"
 
+#define GB_PLAN_MAX_RANKS 4096u /* per group */
+
 /* Group layout, agreed in the hellos.  Islands are numbered by their lowest rank; ranks inside one by group rank. */
 struct gb_topo {
     uint32_t nranks, nislands;

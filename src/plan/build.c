@@ -1,0 +1,275 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * The pieces that algorithms emit: steps, scratch, staging, exchanges inside an island, folds.  See build.h. */
+#include "plan/build.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+int gb_grow(struct gb_builder *b, void **array, uint32_t *cap, uint32_t need, size_t size)
+{
+    if (need <= *cap) return !b->failed;
+    uint32_t want = *cap < 16 ? 32 : *cap * 2;
+    if (want < need) want = need;
+    void *bigger = *cap < UINT32_MAX / 4 ? realloc(*array, want * size) : NULL;
+    if (!bigger) {
+        b->failed = 1;
+        return 0;
+    }
+    *array = bigger;
+    *cap = want;
+    return !b->failed;
+}
+
+void gb_b_dep(struct gb_builder *b, uint32_t step)
+{
+    struct gb_plan *p = b->plan;
+    uint32_t self = p->nsteps - 1;
+    if (step == self || b->mark[step] == self + 1) return;
+    if (!gb_grow(b, (void **)&p->deps, &b->dep_cap, p->ndeps + 1, sizeof *p->deps)) return;
+    b->mark[step] = self + 1;
+    p->deps[p->ndeps++] = step;
+    p->steps[self].ndep++;
+}
+
+/* A step to be filled, or NULL when memory ran out. */
+static struct gb_step *add_step(struct gb_builder *b, uint32_t kind, uint32_t queue)
+{
+    struct gb_plan *p = b->plan;
+    uint32_t cap = b->step_cap;
+    if (!gb_grow(b, (void **)&p->steps, &b->step_cap, p->nsteps + 1, sizeof *p->steps)) return NULL;
+    if (!gb_grow(b, (void **)&b->mark, &cap, b->step_cap, sizeof *b->mark)) return NULL;
+    struct gb_step *step = p->steps + p->nsteps;
+    *step = (struct gb_step){.kind = (uint8_t)kind, .queue = (uint8_t)queue, .dep = p->ndeps, .part = p->nparts};
+    b->mark[p->nsteps++] = 0;
+    return step;
+}
+
+static void access_user(struct gb_builder *b, uint64_t lo, uint64_t hi, int is_write)
+{
+    uint32_t z = 0, end = b->nzones;
+    while (end - z > 1) { /* the last zone that begins at or before lo */
+        uint32_t mid = z + (end - z) / 2;
+        if (b->zone_first[mid] <= lo)
+            z = mid;
+        else
+            end = mid;
+    }
+    for (; lo < hi; z++) {
+        uint64_t stop = z + 1 < b->nzones && b->zone_first[z + 1] < hi ? b->zone_first[z + 1] : hi;
+        if (stop > lo) gb_track_access(b, b->user + z, lo, stop, is_write);
+        lo = stop;
+    }
+}
+
+static void touch(struct gb_builder *b, struct gb_ref ref, uint64_t bytes, int is_write)
+{
+    if (bytes == 0) return;
+    if (ref.buf == GB_BUF_IN)
+        access_user(b, b->in_base + ref.off, b->in_base + ref.off + bytes, is_write);
+    else if (ref.buf == GB_BUF_OUT)
+        access_user(b, b->out_base + ref.off, b->out_base + ref.off + bytes, is_write);
+    else
+        gb_track_access(b, b->scratch + (ref.buf == GB_BUF_HOST), ref.off, ref.off + bytes, is_write);
+}
+
+uint32_t gb_b_send(struct gb_builder *b, uint32_t peer, struct gb_ref src, uint64_t bytes)
+{
+    struct gb_step *step = add_step(b, GB_STEP_SEND, GB_QUEUE_NET);
+    if (!step) return 0;
+    step->peer = peer;
+    step->crosses = b->topo->island[peer] != b->isl;
+    step->xid = b->send_xid[peer]++;
+    step->src = src;
+    step->bytes = bytes;
+    *(step->crosses ? &b->plan->bridge_send_bytes : &b->plan->island_send_bytes) += bytes;
+    touch(b, src, bytes, 0);
+    return b->plan->nsteps - 1;
+}
+
+uint32_t gb_b_recv(struct gb_builder *b, uint32_t peer, struct gb_ref dst, uint64_t bytes)
+{
+    struct gb_step *step = add_step(b, GB_STEP_RECV, GB_QUEUE_NET);
+    if (!step) return 0;
+    step->peer = peer;
+    step->crosses = b->topo->island[peer] != b->isl;
+    step->xid = b->recv_xid[peer]++;
+    step->dst = dst;
+    step->bytes = bytes;
+    touch(b, dst, bytes, 1);
+    return b->plan->nsteps - 1;
+}
+
+void gb_b_copy(struct gb_builder *b, uint32_t queue, struct gb_ref src, struct gb_ref dst, uint64_t bytes)
+{
+    struct gb_step *step = bytes ? add_step(b, GB_STEP_COPY, queue) : NULL;
+    if (!step) return;
+    step->src = src;
+    step->dst = dst;
+    step->bytes = bytes;
+    touch(b, src, bytes, 0);
+    touch(b, dst, bytes, 1);
+}
+
+void gb_b_open_slot(struct gb_builder *b, uint64_t chunk)
+{
+    gb_b_use_slot(b, chunk);
+    b->bump[0][b->slot] = b->bump[1][b->slot] = 0;
+    b->kept[chunk & 1].n = b->kept[chunk & 1].pos = 0;
+}
+
+void gb_b_use_slot(struct gb_builder *b, uint64_t chunk)
+{
+    b->slot = (uint32_t)(chunk % b->depth);
+    b->last_bytes = 0;
+}
+
+static struct gb_ref take_slot(struct gb_builder *b, int is_host, uint64_t bytes)
+{
+    uint64_t *bump = b->bump[is_host] + b->slot;
+    struct gb_ref ref = gb_at(is_host ? GB_BUF_HOST : GB_BUF_DEV, (uint64_t)b->slot << GB_SLOT_SHIFT | *bump);
+    *bump += (bytes + 255) & ~(uint64_t)255; /* 256: what device memory and vector loads like */
+    if (b->slot >= b->nslots) b->nslots = b->slot + 1;
+    if (*bump > b->peak[is_host]) b->peak[is_host] = *bump;
+    return ref;
+}
+
+struct gb_ref gb_b_scratch(struct gb_builder *b, uint64_t bytes)
+{
+    return take_slot(b, !b->staged, bytes);
+}
+
+struct gb_ref gb_b_staging(struct gb_builder *b, uint64_t bytes)
+{
+    return take_slot(b, 1, bytes);
+}
+
+struct gb_ref gb_b_stage_out(struct gb_builder *b, struct gb_ref from, uint64_t bytes)
+{
+    if (!b->staged || bytes == 0) return from;
+    if (bytes == b->last_bytes && from.off == b->last_from.off && from.buf == b->last_from.buf) return b->last_staged;
+    struct gb_ref host = gb_b_staging(b, bytes);
+    gb_b_copy(b, GB_QUEUE_OUT, from, host, bytes);
+    b->last_from = from;
+    b->last_bytes = bytes;
+    b->last_staged = host;
+    return host;
+}
+
+struct gb_ref gb_b_recv_to(struct gb_builder *b, uint32_t list, uint32_t peer, struct gb_ref dst, uint64_t bytes)
+{
+    if (!b->staged) {
+        gb_b_recv(b, peer, dst, bytes);
+        return dst;
+    }
+    struct gb_ref host = gb_b_staging(b, bytes);
+    struct gb_landings *l = b->land + list;
+    gb_b_recv(b, peer, host, bytes);
+    if (gb_grow(b, (void **)&l->v, &l->cap, l->n + 1, sizeof *l->v))
+        l->v[l->n++] = (struct gb_landing){host, dst, bytes};
+    return host;
+}
+
+void gb_b_land(struct gb_builder *b, uint32_t list)
+{
+    struct gb_landings *l = b->land + list;
+    for (uint32_t i = 0; i < l->n; i++) gb_b_copy(b, GB_QUEUE_IN, l->v[i].from, l->v[i].to, l->v[i].bytes);
+    l->n = 0;
+}
+
+static void add_call(struct gb_builder *b, uint32_t mate, struct gb_ref ref, uint64_t bytes, int is_recv)
+{
+    if (!gb_grow(b, (void **)&b->call, &b->call_cap, b->ncall + 1, sizeof *b->call)) return;
+    b->call[b->ncall++] =
+        (struct gb_part){.ref = ref, .bytes = bytes, .peer = b->topo->local[mate], .is_recv = (uint8_t)is_recv};
+}
+
+void gb_b_give(struct gb_builder *b, uint32_t mate, struct gb_ref src, uint64_t bytes)
+{
+    if (bytes == 0) return;
+    if (b->vendor)
+        add_call(b, mate, src, bytes, 0);
+    else
+        gb_b_send(b, mate, gb_b_stage_out(b, src, bytes), bytes);
+}
+
+void gb_b_take(struct gb_builder *b, uint32_t list, uint32_t mate, struct gb_ref dst, uint64_t bytes)
+{
+    if (bytes == 0) return;
+    if (b->vendor)
+        add_call(b, mate, dst, bytes, 1);
+    else
+        gb_b_recv_to(b, list, mate, dst, bytes);
+}
+
+void gb_b_call(struct gb_builder *b)
+{
+    struct gb_plan *p = b->plan;
+    if (!b->vendor) return;
+    struct gb_step *step = add_step(b, GB_STEP_VENDOR, GB_QUEUE_VENDOR);
+    if (!step || !gb_grow(b, (void **)&p->parts, &b->part_cap, p->nparts + b->ncall, sizeof *p->parts)) return;
+    step->nparts = b->ncall;
+    for (uint32_t i = 0; i < b->ncall; i++) {
+        p->parts[p->nparts++] = b->call[i];
+        if (!b->call[i].is_recv) p->island_send_bytes += b->call[i].bytes;
+        touch(b, b->call[i].ref, b->call[i].bytes, b->call[i].is_recv);
+    }
+    b->ncall = 0;
+    p->uses_vendor = 1;
+}
+
+void gb_b_add(struct gb_builder *b, struct gb_ref ref, int is_acc)
+{
+    if (gb_grow(b, (void **)&b->fold, &b->fold_cap, b->nfold + 1, sizeof *b->fold))
+        b->fold[b->nfold++] = (struct gb_fold_src){ref, (uint8_t)is_acc};
+}
+
+static void add_reduce(struct gb_builder *b, uint32_t queue, const struct gb_fold_src *src, uint32_t nsrc,
+                       struct gb_step shape)
+{
+    struct gb_plan *p = b->plan;
+    struct gb_step *step = add_step(b, GB_STEP_REDUCE, queue);
+    if (!step || !gb_grow(b, (void **)&p->parts, &b->part_cap, p->nparts + nsrc, sizeof *p->parts)) return;
+    step->dst = shape.dst;
+    step->count = shape.count;
+    step->dst_is_acc = shape.dst_is_acc;
+    step->final = shape.final;
+    step->nparts = nsrc;
+    for (uint32_t i = 0; i < nsrc; i++) {
+        uint64_t bytes = shape.count * (src[i].is_acc ? b->as : b->es);
+        p->parts[p->nparts++] = (struct gb_part){
+            .ref = src[i].ref, .bytes = bytes, .is_acc = src[i].is_acc, .premul = b->premul && !src[i].is_acc};
+        touch(b, src[i].ref, bytes, 0);
+    }
+    touch(b, shape.dst, shape.count * (shape.dst_is_acc ? b->as : b->es), 1);
+}
+
+void gb_b_fold(struct gb_builder *b, uint32_t queue, struct gb_ref dst, uint64_t count, int dst_is_acc, int final)
+{
+    struct gb_fold_src *src = b->fold;
+    uint32_t left = b->nfold;
+    b->nfold = 0;
+    if (b->failed || count == 0) return;
+    if (left > GB_REDUCE_MAX_SRC) {
+        struct gb_ref sum = gb_b_scratch(b, count * b->as);
+        for (; left > GB_REDUCE_MAX_SRC; left -= GB_REDUCE_MAX_SRC - 1) {
+            add_reduce(b, queue, src, GB_REDUCE_MAX_SRC, (struct gb_step){.dst = sum, .count = count, .dst_is_acc = 1});
+            src += GB_REDUCE_MAX_SRC - 1; /* its last source makes room for the sum so far */
+            *src = (struct gb_fold_src){sum, 1};
+        }
+    }
+    add_reduce(
+        b, queue, src, left,
+        (struct gb_step){.dst = dst, .count = count, .dst_is_acc = (uint8_t)dst_is_acc, .final = (uint8_t) final});
+}
+
+void gb_b_keep(struct gb_builder *b, uint64_t chunk, struct gb_ref ref)
+{
+    struct gb_refs *r = b->kept + (chunk & 1);
+    if (gb_grow(b, (void **)&r->v, &r->cap, r->n + 1, sizeof *r->v)) r->v[r->n++] = ref;
+}
+
+struct gb_ref gb_b_kept(struct gb_builder *b, uint64_t chunk)
+{
+    struct gb_refs *r = b->kept + (chunk & 1);
+    return r->pos < r->n ? r->v[r->pos++] : gb_at(GB_BUF_HOST, 0);
+}
