@@ -46,12 +46,14 @@ install_torch() {
 }
 
 step_venv() {
-    local want stamp=.venv/stamp
-    want=$(cat requirements-test.txt requirements-torch.txt | cksum | cut -d' ' -f1)-$(python3 -c 'import sys; print(sys.version_info[:3], sys.prefix)')
+    local want base stamp=.venv/stamp
+    # python3 may be .venv's own (the Makefile puts it first): a venv is made by the interpreter below it.
+    base=$(python3 -c 'import os, sys; print(os.path.realpath(getattr(sys, "_base_executable", sys.executable)))')
+    want="$(cat requirements-test.txt requirements-torch.txt | cksum | cut -d' ' -f1) $("$base" -VV | tr '\n' ' ') $base"
     [ -f "$stamp" ] && [ "$(cat "$stamp")" = "$want" ] && return
     say "making .venv (PyTorch CPU and the test tools; a few minutes the first time)"
     rm -rf .venv
-    python3 -m venv .venv
+    "$base" -m venv .venv
     install_torch
     .venv/bin/python -m pip install --quiet --disable-pip-version-check -r requirements-test.txt
     printf '%s' "$want" >"$stamp"

@@ -162,6 +162,7 @@ GB_FAMILIES(CPU_LOOPS)
 
 GB_FN void reduce_any(const struct gb_reduce_args *a)
 {
+    assert(a->nsrc >= 1 && a->nsrc <= GB_REDUCE_MAX_SRC);
     const uint64_t count = a->count * (GB_IS_COMPLEX(a->dtype) ? 2 : 1);
     const int is_sum = a->op == GPUBRIDGE_SUM || (a->op == GPUBRIDGE_AVG && !(a->flags & GB_REDUCE_FINAL));
     const int add2 = is_sum && a->nsrc == 2 && !(a->acc_mask | a->premul_mask) && !a->dst_is_acc;
