@@ -57,11 +57,21 @@ declared() {
         <(nm -D --defined-only build/src/libgpubridge.so | awk '$2 == "T" { sub(/@.*/, "", $3); print $3 }' | sort -u)
 }
 
+# Every source says its licence in the first lines, and leaves no note to do something later.
+headed() {
+    local bad
+    bad=$(git ls-files '*.[ch]' '*.inc' '*.py' '*.sh' '*meson.build' Makefile .ci/run | while read -r f; do
+        head -n 3 "$f" | grep -q 'SPDX-License-Identifier: Apache-2.0' || echo "$f: no SPDX line"; done
+        git ls-files '*.[ch]' '*.inc' '*.py' '*.sh' | grep -v '^tools/lint.sh$' | xargs grep -nE '\b(TODO|FIXME|XXX|HACK)\b')
+    [ -z "$bad" ] || { echo "$bad"; return 1; }
+}
+
 check "clang-format" format_c
 check "clang-tidy" tidy
 check "ruff check" ruff check --quiet .
 check "ruff format" ruff format --check --quiet .
 check "mypy" mypy --no-error-summary $(ls -d python/gpubridge tools examples/python bench tests/python tests/multi 2>/dev/null)
+check "licence lines, no leftovers" headed
 check "include arrows" tools/check_includes.py
 check "file and function sizes" tools/check_sizes.py
 check "settings docs" tools/gen_settings_docs.py --check
