@@ -455,7 +455,11 @@ static void test_poison(void **state)
 {
     (void)state;
     float f[5] = {1, 2, 3, 4, 5};
-    twin_poison(f, 4 * sizeof *f);
+    uint32_t given_up = 0;
+    twin_poison(f, 4 * sizeof *f, &given_up);
+    assert_true(f[0] == 1 && f[3] == 4);
+    given_up = 1;
+    twin_poison(f, 4 * sizeof *f, &given_up);
     for (int i = 0; i < 4; i++) assert_true(isnan(f[i]));
     assert_true(f[4] == 5);
 }

@@ -22,10 +22,10 @@ void twin_reduce(const struct gb_reduce_args *args, unsigned blocks, unsigned th
         for (tid = 0; tid < bdim; tid++) gb_reduce(*args);
 }
 
-void twin_poison(void *dst, uint64_t bytes)
+void twin_poison(void *dst, uint64_t bytes, const uint32_t *given_up)
 {
     gdim = 2;
     bdim = 3;
     for (bid = 0; bid < gdim; bid++)
-        for (tid = 0; tid < bdim; tid++) gb_poison(dst, bytes);
+        for (tid = 0; tid < bdim; tid++) gb_poison(dst, bytes, given_up);
 }

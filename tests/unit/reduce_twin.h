@@ -6,6 +6,6 @@
 #include "codec/reduce.h"
 
 void twin_reduce(const struct gb_reduce_args *args, unsigned blocks, unsigned threads);
-void twin_poison(void *dst, uint64_t bytes);
+void twin_poison(void *dst, uint64_t bytes, const uint32_t *given_up);
 
 #endif
