@@ -1,0 +1,99 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * NVRTC's names over core/rtc.c.  CUBIN and PTX are both the emulator's own image.  */
+#include "core/emu.h"
+
+#define ENTER()                                                                                                        \
+    do {                                                                                                               \
+        int enter_rc = emu_enter(__func__, NULL);                                                                      \
+        if (enter_rc) return enter_rc;                                                                                 \
+    } while (0)
+
+EMU_API int nvrtcVersion(int *major, int *minor)
+{
+    ENTER();
+    *major = emu_conf()->driver_version / 1000;
+    *minor = emu_conf()->driver_version % 1000 / 10;
+    return 0;
+}
+
+EMU_API const char *nvrtcGetErrorString(int code)
+{
+    static const char *const names[] = {
+        "NVRTC_SUCCESS",          "NVRTC_ERROR_OUT_OF_MEMORY",    "NVRTC_ERROR_PROGRAM_CREATION_FAILURE",
+        "NVRTC_ERROR_INVALID_INPUT", "NVRTC_ERROR_INVALID_PROGRAM", "NVRTC_ERROR_INVALID_OPTION",
+        "NVRTC_ERROR_COMPILATION",
+    };
+    return code >= 0 && code < (int)(sizeof names / sizeof names[0]) ? names[code] : "NVRTC_ERROR_INTERNAL_ERROR";
+}
+
+EMU_API int nvrtcCreateProgram(void **out, const char *source, const char *name, int headers, const char *const *texts,
+                               const char *const *names)
+{
+    ENTER();
+    return emu_rtc_create(source, name, headers, out);
+}
+
+EMU_API int nvrtcDestroyProgram(void **program)
+{
+    ENTER();
+    int rc = program ? emu_rtc_destroy(*program) : 4;
+    if (!rc) *program = NULL;
+    return rc;
+}
+
+EMU_API int nvrtcCompileProgram(void *program, int count, const char *const *options)
+{
+    ENTER();
+    return emu_rtc_compile(program, count, options);
+}
+
+EMU_API int nvrtcGetCUBINSize(void *program, size_t *out)
+{
+    ENTER();
+    return emu_rtc_size(program, false, out);
+}
+
+EMU_API int nvrtcGetCUBIN(void *program, char *out)
+{
+    ENTER();
+    return emu_rtc_read(program, false, out);
+}
+
+EMU_API int nvrtcGetPTXSize(void *program, size_t *out)
+{
+    ENTER();
+    return emu_rtc_size(program, false, out);
+}
+
+EMU_API int nvrtcGetPTX(void *program, char *out)
+{
+    ENTER();
+    return emu_rtc_read(program, false, out);
+}
+
+EMU_API int nvrtcGetProgramLogSize(void *program, size_t *out)
+{
+    ENTER();
+    return emu_rtc_size(program, true, out);
+}
+
+EMU_API int nvrtcGetProgramLog(void *program, char *out)
+{
+    ENTER();
+    return emu_rtc_read(program, true, out);
+}
+
+EMU_API int nvrtcGetNumSupportedArchs(int *count)
+{
+    ENTER();
+    *count = 12;
+    return 0;
+}
+
+EMU_API int nvrtcGetSupportedArchs(int *out)
+{
+    static const int archs[] = {75, 80, 86, 87, 88, 89, 90, 100, 103, 110, 120, 121};
+    ENTER();
+    for (int i = 0; i < 12; i++) out[i] = archs[i];
+    return 0;
+}
