@@ -47,7 +47,7 @@ static int enter(const char *api)
 #define ENTER_COMM(handle)                                                                                             \
     ENTER();                                                                                                           \
     comm_t c = emu_obj_get(EMU_COMM, handle);                                                                          \
-    if (!c) return nccl_error(NCCL_INVALID_ARGUMENT, "%s: bad communicator", __func__)
+    if (!c) return nccl_error(NCCL_INVALID_ARGUMENT, "bad communicator")
 
 static int leave(comm_t c, int rc)
 {
@@ -166,8 +166,7 @@ EMU_API int ncclCommInitRankConfig(comm_t *out, int nranks, struct nccl_id id, i
 static int ready(comm_t c)
 {
     if (atomic_load(&c->state) == NCCL_IN_PROGRESS)
-        return nccl_error(NCCL_INVALID_ARGUMENT, "%s: the previous call on this communicator is still in progress",
-                          emu_thread.api);
+        return nccl_error(NCCL_INVALID_ARGUMENT, "the previous call on this communicator is still in progress");
     return atomic_load(&c->async);
 }
 
@@ -401,23 +400,23 @@ EMU_API int ncclGroupEnd(void)
 static int check_call(comm_t c, struct nccl_call *k)
 {
     bool reduces = k->kind == NCCL_ALL_REDUCE || k->kind == NCCL_REDUCE_SCATTER || k->kind == NCCL_REDUCE;
-    if (!nccl_dtype_bytes(k->dtype)) return nccl_error(NCCL_INVALID_ARGUMENT, "%s: dtype %d", k->api, k->dtype);
+    if (!nccl_dtype_bytes(k->dtype)) return nccl_error(NCCL_INVALID_ARGUMENT, "dtype %d", k->dtype);
     if (k->root < 0 || k->root >= c->nranks)
-        return nccl_error(NCCL_INVALID_ARGUMENT, "%s: rank %d of %d", k->api, k->root, c->nranks);
+        return nccl_error(NCCL_INVALID_ARGUMENT, "rank %d of %d", k->root, c->nranks);
     if (reduces && !nccl_can_reduce(k->dtype))
-        return nccl_error(NCCL_INVALID_ARGUMENT, "%s: 8-bit floats are moved, not reduced, here", k->api);
+        return nccl_error(NCCL_INVALID_ARGUMENT, "8-bit floats are moved, not reduced, here");
     if (k->op < 0 || k->op >= NCCL_BUILTIN_OPS + NCCL_DYN_OPS)
-        return nccl_error(NCCL_INVALID_ARGUMENT, "%s: op %d", k->api, k->op);
+        return nccl_error(NCCL_INVALID_ARGUMENT, "op %d", k->op);
     if (k->op >= NCCL_BUILTIN_OPS) {
         pthread_mutex_lock(&c->mu);
         k->dyn = c->dyn[k->op - NCCL_BUILTIN_OPS];
         pthread_mutex_unlock(&c->mu);
         if (!k->dyn.used || k->dyn.dtype != k->dtype)
-            return nccl_error(NCCL_INVALID_ARGUMENT, "%s: op %d is not made, or for another dtype", k->api, k->op);
+            return nccl_error(NCCL_INVALID_ARGUMENT, "op %d is not made, or for another dtype", k->op);
     }
     bool no_send = !k->send && k->kind != NCCL_RECV && !(k->kind == NCCL_BROADCAST && k->root != c->rank);
     bool no_recv = !k->recv && k->kind != NCCL_SEND && !(k->kind == NCCL_REDUCE && k->root != c->rank);
-    if (k->count && (no_send || no_recv)) return nccl_error(NCCL_INVALID_ARGUMENT, "%s: NULL buffer", k->api);
+    if (k->count && (no_send || no_recv)) return nccl_error(NCCL_INVALID_ARGUMENT, "NULL buffer");
     return NCCL_OK;
 }
 
@@ -446,15 +445,15 @@ static int operation(comm_t handle, struct nccl_call k, void *stream)
     int rc = enter(k.api);
     if (rc) return rc;
     comm_t c = emu_obj_get(EMU_COMM, handle);
-    if (!c) rc = nccl_error(NCCL_INVALID_ARGUMENT, "%s: bad communicator", k.api);
+    if (!c) rc = nccl_error(NCCL_INVALID_ARGUMENT, "bad communicator");
     if (!rc) rc = ready(c);
-    if (!rc && atomic_load(&c->finalized)) rc = nccl_error(NCCL_INVALID_USAGE, "%s: after ncclCommFinalize", k.api);
+    if (!rc && atomic_load(&c->finalized)) rc = nccl_error(NCCL_INVALID_USAGE, "after ncclCommFinalize");
     if (!rc) rc = check_call(c, &k);
-    if (!rc && emu_gate(c->obj.dev)) rc = nccl_error(NCCL_CUDA_ERROR, "%s: the device has failed", k.api);
+    if (!rc && emu_gate(c->obj.dev)) rc = nccl_error(NCCL_CUDA_ERROR, "the device has failed");
     if (!rc) {
         k.comm = c;
         k.stream = emu_stream_get(c->obj.dev, stream);
-        if (!k.stream) rc = nccl_error(NCCL_CUDA_ERROR, "%s: bad stream", k.api);
+        if (!k.stream) rc = nccl_error(NCCL_CUDA_ERROR, "bad stream");
     }
     if (!rc) return submit(k, stream);
     if (group.depth) group.error = rc;
