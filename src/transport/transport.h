@@ -1,0 +1,51 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * transport.h: contract of a transport, which makes and drives the byte streams (lanes) of links.  Handshake, framing,
+ * matching and liveness are above it and shared.  Transports are the explicit array in net.c.
+ *
+ * No slot blocks.  `int` results are an enum gpubridge_status with its text set; read and write return bytes, 0 for the
+ * end of the stream (read), or -errno.  A sock belongs to one thread at a time: control thread (control lane, handshakes),
+ * engine role (express lane), one I/O worker (bulk lane).
+ */
+#ifndef GB_TRANSPORT_TRANSPORT_H
+#define GB_TRANSPORT_TRANSPORT_H
+
+#include "transport/net.h"
+#include "wire/hello.h"
+
+#include <sys/types.h>
+#include <sys/uio.h>
+
+struct gb_fault_lane;
+
+struct gb_sock {
+    int fd; /* pollable; -1: none */
+    struct gb_net *net;
+    uint8_t kind, index;         /* enum gb_lane_kind; set by the handshake before data flows */
+    struct gb_fault_lane *fault; /* state of the fault wrapper, or NULL */
+};
+
+struct gb_transport {
+    const char *name;
+    /* Makes the net reachable: fills net->self (addresses) and net->listener, a descriptor to poll.  gb_net_open. */
+    int (*listen)(struct gb_net *net);
+    void (*unlisten)(struct gb_net *net); /* safe after a failed listen */
+    /* Control thread.  Takes one waiting connection and names its other end: 0, or GPUBRIDGE_AGAIN when there is none. */
+    int (*accept)(struct gb_net *net, struct gb_sock *sock, char *where, size_t capacity);
+    /* Control thread.  Starts a connection; it is made, or has failed, when the descriptor becomes writable. */
+    int (*dial)(struct gb_net *net, const struct gb_uuid *uuid, const struct gb_endpoint *to, uint16_t port,
+                struct gb_sock *sock);
+    int (*dialled)(struct gb_sock *sock); /* 0 or -errno */
+    ssize_t (*read)(struct gb_sock *sock, struct iovec *iov, int count);
+    ssize_t (*write)(struct gb_sock *sock, const struct iovec *iov, int count);
+    void (*close)(struct gb_sock *sock); /* sets fd to -1 */
+};
+
+extern const struct gb_transport gb_transport_tcp, gb_transport_inproc, gb_transport_fault;
+
+/* Shared by transports whose lanes are stream sockets. */
+ssize_t gb_stream_read(struct gb_sock *sock, struct iovec *iov, int count);
+ssize_t gb_stream_write(struct gb_sock *sock, const struct iovec *iov, int count);
+void gb_stream_close(struct gb_sock *sock);
+
+#endif

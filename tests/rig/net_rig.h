@@ -1,0 +1,68 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * net_rig.h: two or more nets in one process, driven by the test's own thread as the engine role of each.  Waits are for
+ * conditions with a deadline, never for time.
+ */
+#ifndef GB_TESTS_NET_RIG_H
+#define GB_TESTS_NET_RIG_H
+
+#include "transport/net.h"
+
+#define RIG_NETS 4
+
+struct rig_options {
+    const char *transport, *fault, *ifname, *master; /* fault: of net 0 */
+    uint32_t lanes, workers;
+    int checksum;
+    int64_t peer_timeout_ms, connect_timeout_ms;
+    const char *other_secret; /* of net 1, when it is to differ */
+};
+
+struct rig_net {
+    struct gb_net *net;
+    struct gb_uuid uuid;
+    struct gb_link *to[RIG_NETS];
+    /* what the last poll brought, by kind */
+    struct gb_net_event last[6];
+    int seen[6];
+    char text[512], ctrl[1100];
+};
+
+struct rig {
+    int nets;
+    struct rig_net net[RIG_NETS];
+    /* called for every event, after it was noted; may be NULL */
+    void (*on_event)(struct rig *rig, int who, const struct gb_net_event *event);
+    void *user;
+};
+
+/* A posted message of a test: the cookie. */
+struct rig_op {
+    int done, status;
+    struct gb_sig sig;
+    uint64_t bytes, start_ns;
+    char text[256];
+};
+
+struct gb_uuid rig_uuid(int n);
+int rig_open_net(struct rig *rig, int who, const struct rig_options *options);
+void rig_peer(struct rig *rig, int who, struct gb_net_peer *peer);
+/* Nets 0..n-1, all linked and up. */
+void rig_open(struct rig *rig, int nets, const struct rig_options *options);
+void rig_link(struct rig *rig, int a, int b);
+void rig_close(struct rig *rig);
+/* Polls all nets once. */
+void rig_poll(struct rig *rig);
+/* Polls until *flag (a count) reaches `want`, or fails the test after `ms`. */
+void rig_until(struct rig *rig, const int *flag, int want, int ms);
+int rig_until_quiet(struct rig *rig, const int *flag, int want, int ms); /* 0: reached */
+
+struct gb_key rig_key(uint64_t group, uint32_t seq, uint32_t xid);
+struct gb_sig rig_sig(uint64_t count);
+/* Bytes that depend on the position and the seed. */
+void rig_fill(void *buf, uint64_t bytes, uint64_t seed);
+int rig_check(const void *buf, uint64_t bytes, uint64_t seed);
+void rig_send(struct rig *rig, int from, int to, struct gb_key key, const void *buf, uint64_t bytes, struct rig_op *op);
+void rig_recv(struct rig *rig, int at, int from, struct gb_key key, void *buf, uint64_t bytes, struct rig_op *op);
+
+#endif
