@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
- * Which addresses this process tells its peers: by interface list, or by the route to the master, the rest behind it.  Runs
- * once, in gb_net_open. */
+ * Which addresses this process tells its peers: by interface list, or by the route to the master, the rest behind it.
+ * Runs once, in gb_net_open. */
 #include "transport/net_impl.h"
 
 #include "base/log.h"
@@ -64,8 +64,8 @@ static void add(struct gb_address_info *own, const struct gb_endpoint *e)
     if (own->count < GB_ENDPOINTS_MAX) own->endpoint[own->count++] = *e;
 }
 
-/* "eth": names that begin so; "=eth0": exactly; "^lo,docker": all but these; the marks hold for the whole list, and "=" may
- * also mark one item. */
+/* "eth": names that begin so; "=eth0": exactly; "^lo,docker": all but these; the marks hold for the whole list, and "="
+ * may also mark one item. */
 int gb_addr_matches(const char *list, const char *name)
 {
     int not = list[0] == '^';
@@ -106,12 +106,14 @@ static int by_list(struct gb_address_info *own, struct ifaddrs *all, const char 
 {
     for (struct ifaddrs *i = all; i; i = i->ifa_next) {
         struct gb_endpoint e;
-        if ((i->ifa_flags & IFF_UP) && gb_addr_matches(list, i->ifa_name) && from_sockaddr(i->ifa_addr, &e)) add(own, &e);
+        if ((i->ifa_flags & IFF_UP) && gb_addr_matches(list, i->ifa_name) && from_sockaddr(i->ifa_addr, &e))
+            add(own, &e);
     }
     if (own->count) return 0;
     char text[700];
     list_interfaces(all, text, sizeof text);
-    return GB_FAIL(GPUBRIDGE_ERR_SETTING, "%s=%s matches no interface that is up; this host has: %s", variable, list, text);
+    return GB_FAIL(GPUBRIDGE_ERR_SETTING, "%s=%s matches no interface that is up; this host has: %s", variable, list,
+                   text);
 }
 
 /* The source address the kernel would use towards `master`, for each of its addresses. */
@@ -119,7 +121,9 @@ static void by_route(struct gb_address_info *own, const char *master)
 {
     struct addrinfo hints = {.ai_socktype = SOCK_DGRAM}, *found = NULL;
     int rc = getaddrinfo(master, "9", &hints, &found);
-    if (rc) GB_WARN("the master address %s does not resolve (%s); taking this host's first address", master, gai_strerror(rc));
+    if (rc)
+        GB_WARN("the master address %s does not resolve (%s); taking this host's first address", master,
+                gai_strerror(rc));
     for (struct addrinfo *a = found; a; a = a->ai_next) {
         struct sockaddr_storage ss;
         socklen_t len = sizeof ss;
@@ -152,7 +156,8 @@ int gb_addr_choose(struct gb_net *net)
     struct gb_address_info *own = &net->own;
     struct ifaddrs *all = NULL;
     host_id(own->host_id);
-    if (getifaddrs(&all) != 0) return GB_FAIL(GPUBRIDGE_ERR_SYSTEM, "cannot list the network interfaces: errno %d", errno);
+    if (getifaddrs(&all) != 0)
+        return GB_FAIL(GPUBRIDGE_ERR_SYSTEM, "cannot list the network interfaces: errno %d", errno);
     const char *list = net->ifname;
     int from = 0, rc = 0;
     while (!list[0] && ++from < 3) list = getenv(names[from]) ? getenv(names[from]) : "";
@@ -161,7 +166,8 @@ int gb_addr_choose(struct gb_net *net)
     } else {
         if (net->master[0]) by_route(own, net->master);
         by_scan(own, all);
-        if (own->count == 0) rc = GB_FAIL(GPUBRIDGE_ERR_SYSTEM, "this host has no usable network address, not even loopback");
+        if (own->count == 0)
+            rc = GB_FAIL(GPUBRIDGE_ERR_SYSTEM, "this host has no usable network address, not even loopback");
     }
     freeifaddrs(all);
     return rc;

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
- * The end of a net: goodbye, end of sending, reading until the peers ended too, so that nothing that was sent is lost to a
- * reset.  Runs on the closing thread alone, once the workers and the control thread are joined. */
+ * The end of a net: goodbye, end of sending, reading until the peers ended too, so that nothing that was sent is lost
+ * to a reset.  Runs on the closing thread alone, once the workers and the control thread are joined. */
 #include "transport/fault.h"
 #include "transport/net_impl.h"
 
@@ -54,11 +54,14 @@ static size_t list_socks(struct gb_net *net, struct ending *e)
     for (size_t i = 0; i < net->links; i++) {
         struct gb_link *l = net->link[i];
         int half = atomic_load(&l->state) == GB_LINK_CONNECTING;
-        if (l->control.fd >= 0) e[n++] = (struct ending){.sock = &l->control, .out = &l->ctl_out, .ended = l->control_eof};
+        if (l->control.fd >= 0)
+            e[n++] = (struct ending){.sock = &l->control, .out = &l->ctl_out, .ended = l->control_eof};
         if (l->express.fd >= 0)
-            e[n++] = (struct ending){.sock = &l->express, .out = half || l->mute ? NULL : &l->out, .ended = l->express_eof};
+            e[n++] =
+                (struct ending){.sock = &l->express, .out = half || l->mute ? NULL : &l->out, .ended = l->express_eof};
         for (int k = 0; k < GB_LANES_MAX; k++)
-            if (l->lane[k].sock.fd >= 0) e[n++] = (struct ending){.sock = &l->lane[k].sock, .ended = l->lane[k].read_eof};
+            if (l->lane[k].sock.fd >= 0)
+                e[n++] = (struct ending){.sock = &l->lane[k].sock, .ended = l->lane[k].read_eof};
     }
     return n;
 }

@@ -200,7 +200,8 @@ static void write_ctl(struct gb_link *link)
     }
     int want = out->off < out->len && link->control.fd >= 0 && !link->control_eof;
     if (link->control_up && want != link->control_out_armed) {
-        gb_control_watch(link->net, EPOLL_CTL_MOD, link->control.fd, EPOLLIN | (want ? EPOLLOUT : 0), link, GB_WATCH_LINK);
+        gb_control_watch(link->net, EPOLL_CTL_MOD, link->control.fd, EPOLLIN | (want ? EPOLLOUT : 0), link,
+                         GB_WATCH_LINK);
         link->control_out_armed = want;
     }
     pthread_mutex_unlock(&link->lock);
@@ -216,6 +217,12 @@ static void take_ctl(struct gb_link *link, const struct gb_ctl *ctl, const uint8
         link->goodbye_status = ctl->status;
         link->trouble_ns = gb_now_ns();
         snprintf(link->goodbye_text, sizeof link->goodbye_text, "%.*s", (int)ctl->bytes, (const char *)body);
+        /* It reads no more than the end of our lanes, and waits for that. */
+        pthread_mutex_lock(&link->lock);
+        shut(&link->express, SHUT_WR);
+        shut(&link->control, SHUT_WR);
+        for (int i = 0; i < GB_LANES_MAX; i++) shut(&link->lane[i].sock, SHUT_WR);
+        pthread_mutex_unlock(&link->lock);
     }
 }
 
@@ -299,8 +306,8 @@ static uint64_t trouble(struct gb_link *link, uint64_t now)
     if (!link->trouble_ns) link->trouble_ns = now;
     if (!link->control_eof && now < link->trouble_ns + GB_EXPLAIN_NS) return link->trouble_ns + GB_EXPLAIN_NS;
     gb_control_down(link, GB_LINK_DEAD, GPUBRIDGE_ERR_PEER_LOST,
-                    "%s closed its connection without a goodbye (%s): crashed or killed? see that rank's log", link->label,
-                    report == GB_REPORT_BROKEN ? text : "end of stream");
+                    "%s closed its connection without a goodbye (%s): crashed or killed? see that rank's log",
+                    link->label, report == GB_REPORT_BROKEN ? text : "end of stream");
     return 0;
 }
 
@@ -358,14 +365,14 @@ static uint64_t step_connecting(struct gb_link *link, uint64_t now)
     }
     if (link->dial.wanted && now >= deadline) {
         if (dials)
-            gb_control_down(link, GB_LINK_DEAD, GPUBRIDGE_ERR_UNREACHABLE,
-                            "%s cannot be reached within %.0f s: %s", link->label,
-                            (double)link->net->connect_timeout_ns / 1e9, link->dial.text);
+            gb_control_down(link, GB_LINK_DEAD, GPUBRIDGE_ERR_UNREACHABLE, "%s cannot be reached within %.0f s: %s",
+                            link->label, (double)link->net->connect_timeout_ns / 1e9, link->dial.text);
         else
-            gb_control_down(link, GB_LINK_DEAD, GPUBRIDGE_ERR_UNREACHABLE,
-                            "%s did not connect within %.0f s (it dials us: not started? firewall before our port %u?)%s%s",
-                            link->label, (double)link->net->connect_timeout_ns / 1e9, link->net->own.port,
-                            link->hint[0] ? "; " : "", link->hint);
+            gb_control_down(
+                link, GB_LINK_DEAD, GPUBRIDGE_ERR_UNREACHABLE,
+                "%s did not connect within %.0f s (it dials us: not started? firewall before our port %u?)%s%s",
+                link->label, (double)link->net->connect_timeout_ns / 1e9, link->net->own.port,
+                link->hint[0] ? "; " : "", link->hint);
         return UINT64_MAX;
     }
     uint64_t next = link->dial.wanted ? deadline : UINT64_MAX;
@@ -413,12 +420,16 @@ static void dispatch(struct gb_net *net, const struct epoll_event *ev)
     void *what = (void *)(uintptr_t)(ev->data.u64 & ~(uint64_t)7);
     uint64_t count;
     switch ((enum gb_watch)(ev->data.u64 & 7)) {
-    case GB_WATCH_CONN: gb_handshake_event(what, ev->events); break;
+    case GB_WATCH_CONN:
+        gb_handshake_event(what, ev->events);
+        break;
     case GB_WATCH_LINK:
         if (ev->events & ~(uint32_t)EPOLLOUT) read_ctl(what);
         if (ev->events & EPOLLOUT) write_ctl(what);
         break;
-    case GB_WATCH_LISTENER: gb_handshake_accept(net); break;
+    case GB_WATCH_LISTENER:
+        gb_handshake_accept(net);
+        break;
     case GB_WATCH_WAKE:
         if (read(net->control_fd, &count, sizeof count) < 0) break;
         break;

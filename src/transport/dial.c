@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
- * Dialling: which candidate address is tried when, and what is said when none answers.  Control thread only.  A round goes
- * over all candidates with the control lane; the address that answers gets the other lanes. */
+ * Dialling: which candidate address is tried when, and what is said when none answers.  Control thread only.  A round
+ * goes over all candidates with the control lane; the address that answers gets the other lanes. */
 #include "transport/net_impl.h"
 
 #include "base/clock.h"
@@ -9,8 +9,8 @@
 #include <stdio.h>
 #include <string.h>
 
-#define GB_ATTEMPT_NS 3000000000u /* per candidate and round, so that a silent one does not use up the budget */
-#define GB_BACKOFF_NS 20000000u
+#define GB_ATTEMPT_NS  3000000000u /* per candidate and round, so that a silent one does not use up the budget */
+#define GB_BACKOFF_NS  20000000u
 #define GB_BACKOFF_MAX 500000000u
 
 void gb_endpoint_text(const struct gb_endpoint *e, uint16_t port, char *text, size_t capacity)
@@ -32,10 +32,11 @@ static void round_over(struct gb_link *link)
     struct gb_dial *d = &link->dial;
     d->phase = 0;
     if (d->tried == 0) {
-        gb_control_down(link, GB_LINK_DEAD, GPUBRIDGE_ERR_UNREACHABLE,
-                        "%s advertises loopback addresses only, but is on another host; set GPUBRIDGE_IFNAME there to an "
-                        "interface that this host can reach",
-                        link->label);
+        gb_control_down(
+            link, GB_LINK_DEAD, GPUBRIDGE_ERR_UNREACHABLE,
+            "%s advertises loopback addresses only, but is on another host; set GPUBRIDGE_IFNAME there to an "
+            "interface that this host can reach",
+            link->label);
         return;
     }
     if (d->refused == d->tried) {

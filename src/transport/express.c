@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
- * The express lane: small messages, announcements, grants, credit.  Engine role only: it reads and writes the socket itself,
- * so that a small message costs one system call at each end and no thread switch. */
+ * The express lane: small messages, announcements, grants, credit.  Engine role only: it reads and writes the socket
+ * itself, so that a small message costs one system call at each end and no thread switch. */
 #include "transport/net_impl.h"
 
 #include <errno.h>
@@ -205,7 +205,8 @@ void gb_express_flush(struct gb_link *link)
 {
     pthread_mutex_lock(&link->lock);
     int rc = link->express_eof ? 0 : gb_match_flush(&link->match);
-    if (rc == 0 && link->attached && !link->express_eof && !link->want_out && !link->mute) rc = put(link, NULL, NULL, 0);
+    if (rc == 0 && link->attached && !link->express_eof && !link->want_out && !link->mute)
+        rc = put(link, NULL, NULL, 0);
     pthread_mutex_unlock(&link->lock);
     if (rc) gb_control_report(link, GB_REPORT_BROKEN, 0, gb_err_text());
 }

@@ -35,7 +35,8 @@ struct gb_fault_lane {
 
 static int parse_lane(const char *s, size_t n, struct gb_fault_item *it)
 {
-    static const char *const names[] = {[GB_LANE_CONTROL] = "control", [GB_LANE_EXPRESS] = "express", [GB_LANE_BULK] = "bulk"};
+    static const char *const names[] = {
+        [GB_LANE_CONTROL] = "control", [GB_LANE_EXPRESS] = "express", [GB_LANE_BULK] = "bulk"};
     it->kind = it->index = -1;
     if (n == 3 && strncmp(s, "all", 3) == 0) return 0;
     for (int k = 0; k < GB_LANE_KIND_END; k++) {
@@ -94,7 +95,8 @@ static const struct gb_fault_item *find(const struct gb_sock *sock, enum action 
     const struct gb_fault *f = sock->net->fault;
     for (int i = 0; i < f->items; i++) {
         const struct gb_fault_item *it = &f->item[i];
-        if (it->action == action && (it->kind < 0 || it->kind == sock->kind) && (it->index < 0 || it->index == sock->index))
+        if (it->action == action && (it->kind < 0 || it->kind == sock->kind) &&
+            (it->index < 0 || it->index == sock->index))
             return it;
     }
     return NULL;
@@ -145,7 +147,8 @@ static ssize_t fault_write(struct gb_sock *sock, const struct iovec *iov, int co
     uint64_t until = UINT64_MAX;
     while (count > 0 && iov[0].iov_len == 0) iov++, count--;
     if ((it = find(sock, DELAY)) != NULL)
-        nanosleep(&(struct timespec){.tv_sec = (time_t)(it->n / 1000000), .tv_nsec = (long)(it->n % 1000000) * 1000}, NULL);
+        nanosleep(&(struct timespec){.tv_sec = (time_t)(it->n / 1000000), .tv_nsec = (long)(it->n % 1000000) * 1000},
+                  NULL);
     if ((it = find(sock, SHORT)) != NULL) until = lane->written + it->n;
     for (int a = CORRUPT; a <= DROP; a++) {
         if ((it = find(sock, (enum action)a)) == NULL) continue;

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
- * Opens lanes: one handshake per connection, both directions, each with a deadline (wire/hello.h has the messages).  Control
- * thread only.  Whoever fails it costs one dropped connection and at most one log line. */
+ * Opens lanes: one handshake per connection, both directions, each with a deadline (wire/hello.h has the messages).
+ * Control thread only.  Whoever fails it costs one dropped connection and at most one log line. */
 #include "transport/net_impl.h"
 
 #include "base/clock.h"
@@ -14,9 +14,9 @@
 #include <sys/random.h>
 #include <sys/socket.h>
 
-#define GB_HANDSHAKE_NS  5000000000u
-#define GB_CONNS_MAX     512 /* connections in handshake; beyond it the oldest stranger goes */
-#define GB_COMPLAINTS    16
+#define GB_HANDSHAKE_NS 5000000000u
+#define GB_CONNS_MAX    512 /* connections in handshake; beyond it the oldest stranger goes */
+#define GB_COMPLAINTS   16
 
 enum stage { CONNECTING, WANT_CHALLENGE, WANT_ACCEPT, WANT_HELLO, WANT_PROOF, CLOSING, DEAD };
 
@@ -160,8 +160,8 @@ static void on_challenge(struct gb_conn *c)
     const struct gb_hello *h = &c->challenge;
     if (memcmp(h->from, link->uuid.byte, 16) != 0) {
         int me = memcmp(h->from, c->net->self.byte, 16) == 0;
-        snprintf(text, sizeof text, "answered as rank %d%s%s%s", h->from_rank, me ? " (myself)" : " (", me ? "" : h->host,
-                 me ? "" : "), not the process we look for");
+        snprintf(text, sizeof text, "answered as rank %d%s%s%s", h->from_rank, me ? " (myself)" : " (",
+                 me ? "" : h->host, me ? "" : "), not the process we look for");
         fail_dial(c, 1, GPUBRIDGE_ERR_REFUSED, text);
         return;
     }

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
- * inproc: contexts of one process, joined by socket pairs: no port, no network, but the whole protocol above.  For tests and
- * for ranks as threads.  The table of reachable nets is process-wide, because that is what inproc means. */
+ * inproc: contexts of one process, joined by socket pairs: no port, no network, but the whole protocol above.  For
+ * tests and for ranks as threads.  The table of reachable nets is process-wide, because that is what inproc means. */
 #include "transport/net_impl.h"
 
 #include <errno.h>
@@ -10,7 +10,7 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
-#define GB_INPROC_NETS 256
+#define GB_INPROC_NETS    256
 #define GB_INPROC_WAITING 64
 
 struct entry {

@@ -85,8 +85,7 @@ static int tx_iov(struct gb_lane *lane, struct iovec iov[3])
 {
     int n = 0;
     uint64_t off = lane->tx_off, bytes = lane->tx_bytes;
-    if (off < GB_FRAME_BYTES)
-        iov[n++] = (struct iovec){lane->tx_head + off, (size_t)(GB_FRAME_BYTES - off)};
+    if (off < GB_FRAME_BYTES) iov[n++] = (struct iovec){lane->tx_head + off, (size_t)(GB_FRAME_BYTES - off)};
     uint64_t at = off > GB_FRAME_BYTES ? off - GB_FRAME_BYTES : 0;
     if (lane->tx_filler) {
         uint64_t left = at < bytes ? bytes - at : 0;

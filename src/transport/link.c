@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
- * Links as the engine sees them: making, finding, naming, posting.  The parts that move bytes are express.c and lane.c. */
+ * Links as the engine sees them: making, finding, naming, posting.  The parts that move bytes are express.c and lane.c.
+ */
 #include "transport/net_impl.h"
 
 #include "base/clock.h"
@@ -99,13 +100,15 @@ int gb_link_get(struct gb_net *net, const struct gb_net_peer *peer, struct gb_li
     struct gb_address_info to;
     const char *why;
     if (memcmp(peer->uuid.byte, net->self.byte, 16) == 0)
-        return GB_FAIL(GPUBRIDGE_ERR_INVALID, "rank %d is this process itself: there is no link to it", peer->global_rank);
+        return GB_FAIL(GPUBRIDGE_ERR_INVALID, "rank %d is this process itself: there is no link to it",
+                       peer->global_rank);
     if (peer->address.bytes > GB_ADDRESS_BYTES ||
         gb_address_parse(peer->address.blob, peer->address.bytes, &to, &why) != 0)
         return GB_FAIL(GPUBRIDGE_ERR_INVALID, "the address of rank %d: %s", peer->global_rank,
                        peer->address.bytes > GB_ADDRESS_BYTES ? "too long" : why);
     if (to.inproc != net->own.inproc)
-        return GB_FAIL(GPUBRIDGE_ERR_SETTING, "rank %d uses %s, this process %s: set GPUBRIDGE_TRANSPORT equally on all ranks",
+        return GB_FAIL(GPUBRIDGE_ERR_SETTING,
+                       "rank %d uses %s, this process %s: set GPUBRIDGE_TRANSPORT equally on all ranks",
                        peer->global_rank, to.inproc ? "inproc" : "tcp", net->base->name);
     order_endpoints(net, &to);
     pthread_mutex_lock(&net->lock);

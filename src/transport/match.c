@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
- * The matching state machine.  Engine role, but for gb_match_data and gb_match_data_done (I/O workers); always under the
- * link's lock.  No sockets here. */
+ * The matching state machine.  Engine role, but for gb_match_data and gb_match_data_done (I/O workers); always under
+ * the link's lock.  No sockets here. */
 #include "transport/match.h"
 
 #include "base/clock.h"
@@ -9,7 +9,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define GB_SLAB 64
+#define GB_SLAB      64
 #define GB_SLOT_BITS 20 /* slot id: generation in the upper 12 bits, index in the lower 20 */
 
 struct gb_msg_slab {
@@ -397,8 +397,8 @@ static int recv_late(struct gb_match *mt, struct gb_msg *m, const struct gb_sig 
                      void *cookie)
 {
     if (m->kind != GB_MSG_EARLY && m->kind != GB_MSG_ASKED)
-        return GB_FAIL(GPUBRIDGE_ERR_INVALID, "a receive with the same key (seq %u, xid %u) is still posted", m->key.seq,
-                       m->key.xid);
+        return GB_FAIL(GPUBRIDGE_ERR_INVALID, "a receive with the same key (seq %u, xid %u) is still posted",
+                       m->key.seq, m->key.xid);
     if (m->kind == GB_MSG_ASKED && mt->down) {
         done(mt, &m->key, sig, bytes, cookie, mt->down, 0);
         return 0;
@@ -561,12 +561,20 @@ int gb_match_frame(struct gb_match *mt, const struct gb_frame *f, const void *pa
     if (mt->credit + f->credit > GB_CREDIT_UNITS) return -1;
     mt->credit += f->credit;
     switch (f->type) {
-    case GB_FRAME_EAGER: return on_eager(mt, &key, &sig, f, payload, why);
-    case GB_FRAME_RTS: return on_rts(mt, &key, &sig, f, why);
-    case GB_FRAME_GRANT: return on_grant(mt, &key, &sig, f, why);
-    case GB_FRAME_NACK: on_nack(mt, &key, &sig, f); return 0;
-    case GB_FRAME_CREDIT: return 0;
-    default: *why = "a frame of a type that has no place on the express lane"; return -1;
+    case GB_FRAME_EAGER:
+        return on_eager(mt, &key, &sig, f, payload, why);
+    case GB_FRAME_RTS:
+        return on_rts(mt, &key, &sig, f, why);
+    case GB_FRAME_GRANT:
+        return on_grant(mt, &key, &sig, f, why);
+    case GB_FRAME_NACK:
+        on_nack(mt, &key, &sig, f);
+        return 0;
+    case GB_FRAME_CREDIT:
+        return 0;
+    default:
+        *why = "a frame of a type that has no place on the express lane";
+        return -1;
     }
 }
 
@@ -656,7 +664,8 @@ void gb_match_data_done(struct gb_match *mt, struct gb_msg *m, int status, int f
     take_out(t, m);
     slot_give(mt, m);
     if (m->kind == GB_MSG_RECV && (frame_flags & GB_FRAME_ASKED) && !m->asked && !mt->down) {
-        /* The announcement is still on the express lane; without memory it would look like a new message, so be loud. */
+        /* The announcement is still on the express lane; without memory it would look like a new message, so be loud.
+         */
         struct gb_msg *tomb = msg_new(mt, GB_MSG_TOMB, &m->key, &m->sig, m->bytes);
         if (tomb)
             insert(&mt->recv, tomb);

@@ -1,10 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * match.h: the state machine that brings a link's sends and posted receives together: eager messages, announcements (RTS),
- * grants, credit.  Knows nothing of sockets: frames leave and payloads move through hooks, so every transport shares it.
+ * match.h: the state machine that brings a link's sends and posted receives together: eager messages, announcements
+ * (RTS), grants, credit.  Knows nothing of sockets: frames leave and payloads move through hooks, so every transport
+ * shares it.
  *
- * Every call is made with the link's lock held.  gb_match_data* are for whoever moves payloads (an I/O worker); all others
- * belong to the engine role, and so do the hooks, which may not call back.
+ * Every call is made with the link's lock held.  gb_match_data* are for whoever moves payloads (an I/O worker); all
+ * others belong to the engine role, and so do the hooks, which may not call back.
  */
 #ifndef GB_TRANSPORT_MATCH_H
 #define GB_TRANSPORT_MATCH_H
@@ -121,7 +122,8 @@ int gb_match_frame(struct gb_match *mt, const struct gb_frame *f, const void *pa
 int gb_match_flush(struct gb_match *mt) GB_NODISCARD;
 /* group/seq as in gb_net_cancel. */
 void gb_match_cancel(struct gb_match *mt, uint64_t group, int64_t seq);
-/* The link is down: everything posted completes with `status`; later posts too.  `text` must live as long as the link. */
+/* The link is down: everything posted completes with `status`; later posts too.  `text` must live as long as the link.
+ */
 void gb_match_fail(struct gb_match *mt, int status, const char *text);
 
 /* Mover: a payload for f->slot came.  *msg NULL: read and discard it.  Nonzero: protocol broken. */

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
- * One net per context: opening, the event queue, polling and waiting.  The engine role drives it; notes from the control
- * thread and the I/O workers come through one queue. */
+ * One net per context: opening, the event queue, polling and waiting.  The engine role drives it; notes from the
+ * control thread and the I/O workers come through one queue. */
 #include "transport/fault.h"
 #include "transport/net_impl.h"
 
@@ -119,8 +119,12 @@ static void take_note(struct gb_net *net, struct gb_note *note)
         note->next = net->retired;
         net->retired = note;
         return;
-    case GB_NOTE_ATTACH: gb_express_attach(link); break;
-    case GB_NOTE_DOWN: gb_express_down(link); break;
+    case GB_NOTE_ATTACH:
+        gb_express_attach(link);
+        break;
+    case GB_NOTE_DOWN:
+        gb_express_down(link);
+        break;
     }
     free(note);
 }
@@ -260,7 +264,8 @@ static uint32_t cores(void)
 static int configure(struct gb_net *net, const struct gb_net_config *c)
 {
     if (!c->secret || c->secret_bytes < 16)
-        return GB_FAIL(GPUBRIDGE_ERR_INVALID, "the job's secret has %zu bytes; at least 16 are needed", c->secret_bytes);
+        return GB_FAIL(GPUBRIDGE_ERR_INVALID, "the job's secret has %zu bytes; at least 16 are needed",
+                       c->secret_bytes);
     const char *name = c->transport && c->transport[0] ? c->transport : "auto";
     if (strcmp(name, "auto") == 0) name = "tcp";
     for (size_t i = 0; i < sizeof transports / sizeof transports[0]; i++)

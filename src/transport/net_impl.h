@@ -15,11 +15,11 @@
 #include <pthread.h>
 #include <stdatomic.h>
 
-#define GB_LANES_MAX    16
-#define GB_WORKERS_MAX  16
-#define GB_TEXT_BYTES   512
+#define GB_LANES_MAX       16
+#define GB_WORKERS_MAX     16
+#define GB_TEXT_BYTES      512
 #define GB_LIBRARY_VERSION "0.1.0"
-#define GB_EXPRESS_IN   (128u << 10)
+#define GB_EXPRESS_IN      (128u << 10)
 
 typedef struct XXH3_state_s XXH3_state_t;
 
@@ -109,7 +109,8 @@ struct gb_link {
     /* control thread */
     struct gb_sock control;     /* closed under lock */
     struct gb_dial dial;
-    uint64_t heard_ns, beat_ns, trouble_ns; /* last sign of life; last heartbeat sent; when a lane ended or said goodbye */
+    uint64_t heard_ns, beat_ns,
+        trouble_ns; /* last sign of life; last heartbeat sent; when a lane ended or said goodbye */
     int control_eof, goodbye, control_out_armed;
     int goodbye_status;
     char goodbye_text[256];
@@ -199,11 +200,11 @@ struct gb_net {
 /* net.c */
 void gb_net_note(struct gb_net *net, struct gb_note *note);        /* any thread: hands a note to the engine role */
 void gb_net_event_note(struct gb_net *net, struct gb_link *link, const struct gb_net_event *event, const void *text,
-                       size_t text_bytes);                          /* copies; held back while the link is unclaimed */
+                       size_t text_bytes); /* copies; held back while the link is unclaimed */
 void gb_net_push(struct gb_net *net, const struct gb_net_event *ev); /* engine role: into the ring */
 
 /* link.c */
-struct gb_link *gb_link_find(struct gb_net *net, const uint8_t uuid[16]);             /* net->lock held */
+struct gb_link *gb_link_find(struct gb_net *net, const uint8_t uuid[16]); /* net->lock held */
 struct gb_link *gb_link_make(struct gb_net *net, const uint8_t uuid[16], int32_t rank, const char *host); /* same */
 void gb_link_free(struct gb_link *link);
 void gb_link_release_held(struct gb_link *link); /* net->lock held */

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
- * TCP: one listener per process for both address families, lanes as sockets.  Each socket is used by the thread that owns its
- * lane (transport.h). */
+ * TCP: one listener per process for both address families, lanes as sockets.  Each socket is used by the thread that
+ * owns its lane (transport.h). */
 #include "transport/net_impl.h"
 
 #include <arpa/inet.h>
@@ -76,7 +76,8 @@ static int tcp_listen(struct gb_net *net)
 {
     GB_TRY(gb_addr_choose(net));
     uint32_t low = net->port_low, high = net->port_high ? net->port_high : net->port_low;
-    if (low > high) return GB_FAIL(GPUBRIDGE_ERR_SETTING, "GPUBRIDGE_PORT_RANGE=%u-%u: the first port is the larger", low, high);
+    if (low > high)
+        return GB_FAIL(GPUBRIDGE_ERR_SETTING, "GPUBRIDGE_PORT_RANGE=%u-%u: the first port is the larger", low, high);
     int fd = -EADDRINUSE, family = AF_INET6;
     for (uint32_t port = low; fd < 0 && port <= high; port++) {
         fd = try_port(family, (uint16_t)port);
@@ -84,10 +85,11 @@ static int tcp_listen(struct gb_net *net)
         if (fd < 0 && fd != -EADDRINUSE && fd != -EACCES) break;
     }
     if (fd < 0 && low)
-        return GB_FAIL(GPUBRIDGE_ERR_SETTING,
-                       "GPUBRIDGE_PORT_RANGE=%u-%u: no port of it can be opened on this host (%s); every process needs one "
-                       "port of its own",
-                       low, high, strerror(-fd));
+        return GB_FAIL(
+            GPUBRIDGE_ERR_SETTING,
+            "GPUBRIDGE_PORT_RANGE=%u-%u: no port of it can be opened on this host (%s); every process needs one "
+            "port of its own",
+            low, high, strerror(-fd));
     if (fd < 0) return GB_FAIL(GPUBRIDGE_ERR_SYSTEM, "no listening socket: %s", strerror(-fd));
     struct sockaddr_storage ss;
     socklen_t len = sizeof ss;

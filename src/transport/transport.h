@@ -4,8 +4,8 @@
  * matching and liveness are above it and shared.  Transports are the explicit array in net.c.
  *
  * No slot blocks.  `int` results are an enum gpubridge_status with its text set; read and write return bytes, 0 for the
- * end of the stream (read), or -errno.  A sock belongs to one thread at a time: control thread (control lane, handshakes),
- * engine role (express lane), one I/O worker (bulk lane).
+ * end of the stream (read), or -errno.  A sock belongs to one thread at a time: control thread (control lane,
+ * handshakes), engine role (express lane), one I/O worker (bulk lane).
  */
 #ifndef GB_TRANSPORT_TRANSPORT_H
 #define GB_TRANSPORT_TRANSPORT_H
@@ -30,7 +30,8 @@ struct gb_transport {
     /* Makes the net reachable: fills net->self (addresses) and net->listener, a descriptor to poll.  gb_net_open. */
     int (*listen)(struct gb_net *net);
     void (*unlisten)(struct gb_net *net); /* safe after a failed listen */
-    /* Control thread.  Takes one waiting connection and names its other end: 0, or GPUBRIDGE_AGAIN when there is none. */
+    /* Control thread.  Takes one waiting connection and names its other end: 0, or GPUBRIDGE_AGAIN when there is none.
+     */
     int (*accept)(struct gb_net *net, struct gb_sock *sock, char *where, size_t capacity);
     /* Control thread.  Starts a connection; it is made, or has failed, when the descriptor becomes writable. */
     int (*dial)(struct gb_net *net, const struct gb_uuid *uuid, const struct gb_endpoint *to, uint16_t port,

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
- * I/O workers: each owns some bulk lanes by epoll and runs jobs between them.  A worker is woken by its eventfd only while it
- * sleeps. */
+ * I/O workers: each owns some bulk lanes by epoll and runs jobs between them.  A worker is woken by its eventfd only
+ * while it sleeps. */
 #include "transport/net_impl.h"
 
 #include <errno.h>
@@ -144,7 +144,8 @@ static void *worker_main(void *arg)
         run_ready(w);
         run_job(w->net);
     }
-    while (run_job(w->net)) {}
+    while (run_job(w->net)) {
+    }
     return NULL;
 }
 

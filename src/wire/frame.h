@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * frame.h: the bytes on the lanes of a link once it is up (docs/wire-format.md is normative).  Pure: no I/O, no state, any
- * thread.  What a parser accepts is well formed; whether it makes sense now is the business of match.c.
+ * frame.h: the bytes on the lanes of a link once it is up (docs/wire-format.md is normative).  Pure: no I/O, no state,
+ * any thread.  What a parser accepts is well formed; whether it makes sense now is the business of match.c.
  */
 #ifndef GB_WIRE_FRAME_H
 #define GB_WIRE_FRAME_H

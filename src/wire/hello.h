@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * hello.h: the handshake that opens every lane, and the address blob (docs/wire-format.md is normative).  Pure: no I/O, no
- * state, any thread.  Not the group hello of comm: this one proves the job's secret on one connection.
+ * hello.h: the handshake that opens every lane, and the address blob (docs/wire-format.md is normative).  Pure: no I/O,
+ * no state, any thread.  Not the group hello of comm: this one proves the job's secret on one connection.
  *
  *   dialler                              acceptor
  *   HELLO  who, whom, lane, nonce   ->
@@ -28,7 +28,15 @@
 enum gb_hs_kind { GB_HS_HELLO = 1, GB_HS_CHALLENGE, GB_HS_PROOF, GB_HS_ACCEPT };
 enum gb_lane_kind { GB_LANE_CONTROL, GB_LANE_EXPRESS, GB_LANE_BULK, GB_LANE_KIND_END };
 /* Why the acceptor says no. */
-enum gb_hs_status { GB_HS_OK, GB_HS_VERSION, GB_HS_WRONG_PEER, GB_HS_SECRET, GB_HS_BUSY, GB_HS_MALFORMED, GB_HS_STATUS_END };
+enum gb_hs_status {
+    GB_HS_OK,
+    GB_HS_VERSION,
+    GB_HS_WRONG_PEER,
+    GB_HS_SECRET,
+    GB_HS_BUSY,
+    GB_HS_MALFORMED,
+    GB_HS_STATUS_END
+};
 
 struct gb_prefix {
     uint16_t version, kind;

@@ -1,17 +1,17 @@
 /* SPDX-License-Identifier: Apache-2.0
- * What every transport must do, the same tests for each: the first argument names the transport, the second one (optional) a
- * fault specification under which everything must still be right. */
+ * What every transport must do, the same tests for each: the first argument names the transport, the second one
+ * (optional) a fault specification under which everything must still be right. */
 #include "net_rig.h"
 
 #include "base/clock.h"
 
+#include <cmocka.h>
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <cmocka.h>
 
 static struct rig_options options = {.lanes = 2};
 static int slow; /* under a fault: fewer messages */
@@ -90,12 +90,14 @@ static void run_storm(struct rig *rig, int count, uint64_t max)
         int n = (int)(rnd() % 20);
         for (; n-- > 0 && i < count; i++) {
             struct storm *x = &m[sends[i]];
-            rig_send(rig, x->from, !x->from, rig_key(77, (uint32_t)sends[i] / 8, (uint32_t)sends[i]), x->a, x->bytes, &x->s);
+            rig_send(rig, x->from, !x->from, rig_key(77, (uint32_t)sends[i] / 8, (uint32_t)sends[i]), x->a, x->bytes,
+                     &x->s);
         }
         n = (int)(rnd() % 20);
         for (; n-- > 0 && k < count; k++) {
             struct storm *x = &m[recvs[k]];
-            rig_recv(rig, !x->from, x->from, rig_key(77, (uint32_t)recvs[k] / 8, (uint32_t)recvs[k]), x->b, x->bytes, &x->r);
+            rig_recv(rig, !x->from, x->from, rig_key(77, (uint32_t)recvs[k] / 8, (uint32_t)recvs[k]), x->b, x->bytes,
+                     &x->r);
         }
         rig_poll(rig);
     }

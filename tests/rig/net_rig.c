@@ -4,6 +4,7 @@
 
 #include "base/clock.h"
 
+#include <cmocka.h>
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stdio.h>
@@ -11,7 +12,6 @@
 #include <string.h>
 #include <time.h>
 #include <unistd.h>
-#include <cmocka.h>
 
 static const uint8_t secret[] = "a secret of the test job";
 

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * net_rig.h: two or more nets in one process, driven by the test's own thread as the engine role of each.  Waits are for
- * conditions with a deadline, never for time.
+ * net_rig.h: two or more nets in one process, driven by the test's own thread as the engine role of each.  Waits are
+ * for conditions with a deadline, never for time.
  */
 #ifndef GB_TESTS_NET_RIG_H
 #define GB_TESTS_NET_RIG_H
