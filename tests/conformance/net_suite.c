@@ -5,13 +5,14 @@
 
 #include "base/clock.h"
 
-#include <cmocka.h>
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+/* cmocka needs the standard headers first */
+#include <cmocka.h>
 
 static struct rig_options options = {.lanes = 2};
 static int slow; /* under a fault: fewer messages */

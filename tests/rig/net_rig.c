@@ -4,7 +4,6 @@
 
 #include "base/clock.h"
 
-#include <cmocka.h>
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stdio.h>
@@ -12,6 +11,8 @@
 #include <string.h>
 #include <time.h>
 #include <unistd.h>
+/* cmocka needs the standard headers first */
+#include <cmocka.h>
 
 static const uint8_t secret[] = "a secret of the test job";
 
