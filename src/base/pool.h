@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * pool.h: host memory that is used again and again: operation state and scratch.  Blocks are 64-byte aligned and kept in
- * size classes (four per power of two), so that after the first operations of a kind nothing is allocated.  Any thread. */
+ * pool.h: host memory that is used again and again: operation state and scratch.  Blocks are 64-byte aligned and kept
+ * in size classes (four per power of two), so that after the first operations of a kind nothing is allocated.  Any
+ * thread. */
 #ifndef GB_BASE_POOL_H
 #define GB_BASE_POOL_H
 
