@@ -1,16 +1,16 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * launcher.h: runs the device steps (COPY, REDUCE, VENDOR) of plans on one GPU.  One launcher thread per device makes every
- * vendor and driver call, but for the ready event, which the submitting thread records on its own stream.
+ * launcher.h: runs the device steps (COPY, REDUCE, VENDOR) of plans on one GPU.  One launcher thread per device makes
+ * every vendor and driver call, but for the ready event, which the submitting thread records on its own stream.
  *
  * The engine and the device meet only in flags, one uint32 per step in pinned host memory: 0, then 1 when the step is
  * finished.  The engine stores the flags of SEND and RECV steps and reads those of the device steps its network steps
  * depend on; it never makes a driver call, nor does anything that an open flag depends on.
- *   CUDA (gate on): when an operation starts, its whole device side is enqueued in array order on the streams out, in and
- *     vendor: stream-wait-value on the flags of network steps, stream-write-value after steps that network steps wait for,
- *     events between streams.  Operations with more than about 900 pending entries are enqueued in windows.
- *   HIP (gate off): the launcher thread launches a step when its network dependencies' flags are set (in array order per
- *     queue), records an event after steps somebody waits for and stores their flags when the event has passed.
+ *   CUDA (gate on): when an operation starts, its whole device side is enqueued in array order on the streams out, in
+ * and vendor: stream-wait-value on the flags of network steps, stream-write-value after steps that network steps wait
+ * for, events between streams.  Operations with more than about 900 pending entries are enqueued in windows. HIP (gate
+ * off): the launcher thread launches a step when its network dependencies' flags are set (in array order per queue),
+ * records an event after steps somebody waits for and stores their flags when the event has passed.
  */
 #ifndef GB_ENGINE_LAUNCHER_H
 #define GB_ENGINE_LAUNCHER_H
@@ -31,15 +31,15 @@ struct gb_dev_op {
     double factor;
     void *buf[4];               /* base of enum gb_buf; DEV: from gb_launcher_mem, HOST: from gb_launcher_host */
     struct gb_ccl_comm *ccl;
-    uint32_t set;               /* stream set: operations of one set run in order, sets are independent of each other (one set
-                                   of streams per group, made at its first operation, so groups never stand behind each other) */
-    void *ready;                /* event from gb_launcher_record on the caller's stream, or NULL */
-    _Atomic uint32_t *flags;    /* [nsteps + 1] pinned, zeroed; [nsteps]: everything on the device is finished */
+    uint32_t set; /* stream set: operations of one set run in order, sets are independent of each other (one set
+                     of streams per group, made at its first operation, so groups never stand behind each other) */
+    void *ready; /* event from gb_launcher_record on the caller's stream, or NULL */
+    _Atomic uint32_t *flags; /* [nsteps + 1] pinned, zeroed; [nsteps]: everything on the device is finished */
     /* filled by the launcher */
-    void *done;                 /* event after the last step: valid once `enqueued` */
-    _Atomic int enqueued;       /* CUDA: all is in the streams; HIP: the done event is recorded */
-    _Atomic int status;         /* first device error, enum gpubridge_status */
-    char text[256];             /* its words; written before status (release) */
+    void *done; /* event after the last step: valid once `enqueued` */
+    _Atomic int enqueued; /* CUDA: all is in the streams; HIP: the done event is recorded */
+    _Atomic int status; /* first device error, enum gpubridge_status */
+    char text[256]; /* its words; written before status (release) */
     void *priv;
 };
 
@@ -48,19 +48,21 @@ int gb_launcher_open(struct gb_device *device, int gate, void (*wake)(void *), v
                      struct gb_launcher **launcher) GB_NODISCARD;
 /* Joins the thread; operations must have finished or been aborted. */
 void gb_launcher_close(struct gb_launcher *launcher);
-/* Pools: device scratch and pinned host memory (flags, staging).  Any thread; NULL with an error text when exhausted. */
+/* Pools: device scratch and pinned host memory (flags, staging).  Any thread; NULL with an error text when exhausted.
+ */
 void *gb_launcher_mem(struct gb_launcher *launcher, uint64_t bytes);
 void gb_launcher_mem_free(struct gb_launcher *launcher, void *mem);
 void *gb_launcher_host(struct gb_launcher *launcher, uint64_t bytes);
 void gb_launcher_host_free(struct gb_launcher *launcher, void *mem);
-/* Submitting thread: records a ready event on `stream` (NULL: the legacy default stream), refusing a capturing stream. */
+/* Submitting thread: records a ready event on `stream` (NULL: the legacy default stream), refusing a capturing stream.
+ */
 int gb_launcher_record(struct gb_launcher *launcher, void *stream, void **event) GB_NODISCARD;
 /* Engine: hands an operation over.  Calls of one launcher execute in this order: the total order of vendor calls. */
 void gb_launcher_start(struct gb_launcher *launcher, struct gb_dev_op *op);
 /* Engine, after storing network flags: lets a gate-off launcher look again.  Cheap, no driver call. */
 void gb_launcher_kick(struct gb_launcher *launcher);
-/* Engine: gives the operation up: all its flags are opened, a poison kernel (NaN) goes last; vendor communicators must have
- * been aborted by the caller before.  flags[nsteps] is still set at the end. */
+/* Engine: gives the operation up: all its flags are opened, a poison kernel (NaN) goes last; vendor communicators must
+ * have been aborted by the caller before.  flags[nsteps] is still set at the end. */
 void gb_launcher_abort(struct gb_launcher *launcher, struct gb_dev_op *op);
 /* Waiting thread: makes `stream` wait for op->done (which must be valid). */
 int gb_launcher_wait_stream(struct gb_launcher *launcher, struct gb_dev_op *op, void *stream) GB_NODISCARD;

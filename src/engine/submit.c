@@ -1,0 +1,289 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * From a caller's description to a queued operation: checks, plan, memory, number.  User threads; nothing here waits
+ * for the network. */
+#include "base/clock.h"
+#include "engine/internal.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define FAR_FUTURE INT64_MAX
+
+static const char *const kind_names[GPUBRIDGE_OP_KIND_COUNT] = {
+    [GPUBRIDGE_ALL_REDUCE] = "ALL_REDUCE",
+    [GPUBRIDGE_BROADCAST] = "BROADCAST",
+    [GPUBRIDGE_REDUCE] = "REDUCE",
+    [GPUBRIDGE_ALL_GATHER] = "ALL_GATHER",
+    [GPUBRIDGE_REDUCE_SCATTER] = "REDUCE_SCATTER",
+    [GPUBRIDGE_ALL_TO_ALL] = "ALL_TO_ALL",
+    [GPUBRIDGE_GATHER] = "GATHER",
+    [GPUBRIDGE_SCATTER] = "SCATTER",
+    [GPUBRIDGE_SEND] = "SEND",
+    [GPUBRIDGE_RECV] = "RECV",
+    [GPUBRIDGE_BARRIER] = "BARRIER",
+};
+
+static int reduces(int kind)
+{
+    return kind == GPUBRIDGE_ALL_REDUCE || kind == GPUBRIDGE_REDUCE || kind == GPUBRIDGE_REDUCE_SCATTER;
+}
+
+void gb_sig_text(const struct gb_sig *sig, uint32_t seq, char *text, size_t capacity)
+{
+    const char *name = sig->op < GPUBRIDGE_OP_KIND_COUNT ? kind_names[sig->op] : "?";
+    if (sig->op == GPUBRIDGE_BARRIER)
+        snprintf(text, capacity, "op %u %s", seq, name);
+    else if (sig->op == GPUBRIDGE_SEND || sig->op == GPUBRIDGE_RECV)
+        snprintf(text, capacity, "message %u of %s x %llu", seq, gb_dtype_name(sig->dtype),
+                 (unsigned long long)sig->count);
+    else
+        snprintf(text, capacity, "op %u %s%s%s %s x %llu", seq, name, reduces(sig->op) ? " " : "",
+                 reduces(sig->op) ? gb_reduce_op_name(sig->reduce_op) : "", gb_dtype_name(sig->dtype),
+                 (unsigned long long)sig->count);
+}
+
+static int check(const struct gb_group *group, const struct gpubridge_op *d)
+{
+    if (d->struct_size != sizeof *d)
+        return GB_FAIL(GPUBRIDGE_ERR_INVALID,
+                       "struct gpubridge_op has %zu bytes here and %zu at the caller: rebuild one of them", sizeof *d,
+                       d->struct_size);
+    if (d->kind < 0 || d->kind >= GPUBRIDGE_OP_KIND_COUNT)
+        return GB_FAIL(GPUBRIDGE_ERR_INVALID, "operation kind %d does not exist", d->kind);
+    const char *name = kind_names[d->kind];
+    if (d->dtype < 0 || d->dtype >= GPUBRIDGE_DTYPE_COUNT)
+        return GB_FAIL(GPUBRIDGE_ERR_INVALID, "%s: dtype %d does not exist", name, d->dtype);
+    if (reduces(d->kind)) {
+        if (d->reduce_op < 0 || d->reduce_op >= GPUBRIDGE_REDUCE_OP_COUNT)
+            return GB_FAIL(GPUBRIDGE_ERR_INVALID, "%s: reduce op %d does not exist", name, d->reduce_op);
+        if (!gb_reduce_supported(d->dtype, d->reduce_op))
+            return GB_FAIL(GPUBRIDGE_ERR_UNSUPPORTED, "%s: %s is not defined for %s (docs/operations.md has the table)",
+                           name, gb_reduce_op_name(d->reduce_op), gb_dtype_name(d->dtype));
+    }
+    int any = d->kind == GPUBRIDGE_RECV && d->root == -1;
+    int rooted = d->kind == GPUBRIDGE_BROADCAST || d->kind == GPUBRIDGE_REDUCE || d->kind == GPUBRIDGE_GATHER ||
+                 d->kind == GPUBRIDGE_SCATTER || d->kind == GPUBRIDGE_SEND || d->kind == GPUBRIDGE_RECV;
+    if (rooted && !any && (d->root < 0 || (uint32_t)d->root >= group->size))
+        return GB_FAIL(GPUBRIDGE_ERR_INVALID, "%s: rank %d is not in the group of %u ranks", name, d->root,
+                       group->size);
+    if (d->count > (UINT64_MAX >> 8) / group->size / gb_dtype_bytes(d->dtype))
+        return GB_FAIL(GPUBRIDGE_ERR_INVALID, "%s: %llu elements overflow the address space", name,
+                       (unsigned long long)d->count);
+    if ((d->kind == GPUBRIDGE_SEND || d->kind == GPUBRIDGE_RECV) && (d->tag < 0))
+        return GB_FAIL(GPUBRIDGE_ERR_INVALID, "%s: tag %d is negative", name, d->tag);
+    return 0;
+}
+
+static struct gb_op *op_create(struct gb_group *group, const struct gpubridge_op *d)
+{
+    struct gb_engine *engine = group->engine;
+    struct gb_op *op = gb_pool_get(engine->config.pool, sizeof *op);
+    if (!op) return NULL;
+    memset(op, 0, sizeof *op);
+    atomic_init(&op->refs, 2);
+    op->group = group;
+    op->engine = engine;
+    op->kind = d->kind;
+    op->dtype = d->dtype;
+    op->reduce_op = reduces(d->kind) ? d->reduce_op : 0;
+    op->root = d->root;
+    op->tag = d->tag;
+    op->flags = d->flags;
+    op->user = d->user;
+    op->count = d->count;
+    op->factor = d->factor;
+    op->source = -1;
+    op->is_emulated = (uint8_t)engine->config.emulated;
+    op->key.group = group->id;
+    op->buf[GB_BUF_IN] = (void *)(uintptr_t)d->send;
+    op->buf[GB_BUF_OUT] = d->recv;
+    return op;
+}
+
+/* Frees everything but waits for nobody: the operation was never queued, or has finished. */
+static void op_free_memory(struct gb_op *op)
+{
+    struct gb_engine *engine = op->engine;
+    if (op->dev) {
+        gb_launcher_mem_free(engine->config.launcher, op->dev_mem);
+        gb_launcher_host_free(engine->config.launcher, op->host_mem);
+        gb_launcher_host_free(engine->config.launcher, (void *)(uintptr_t)op->dev->flags);
+        gb_pool_put(engine->config.pool, op->dev);
+    } else {
+        gb_pool_put(engine->config.pool, op->dev_mem);
+        gb_pool_put(engine->config.pool, op->host_mem);
+    }
+    gb_pool_put(engine->config.pool, op->cells);
+    op->dev = NULL;
+    op->dev_mem = op->host_mem = NULL;
+    op->cells = NULL;
+}
+
+void gb_op_put(struct gb_op *op)
+{
+    if (!op || atomic_fetch_sub_explicit(&op->refs, 1, memory_order_acq_rel) != 1) return;
+    op_free_memory(op);
+    gb_xplan_put(op->xplan);
+    free(op->text);
+    gb_pool_put(op->engine->config.pool, op);
+}
+
+static int op_memory(struct gb_op *op, const struct gb_plan *plan, int staged)
+{
+    struct gb_engine *engine = op->engine;
+    op->cells = gb_pool_get(engine->config.pool, (plan->nsteps + 1) * sizeof *op->cells);
+    if (!op->cells) return GB_FAIL(GPUBRIDGE_ERR_NO_MEMORY, "no memory for an operation of %u steps", plan->nsteps);
+    if (!staged) {
+        if (plan->dev_bytes) op->dev_mem = gb_pool_get(engine->config.pool, plan->dev_bytes);
+        if (plan->host_bytes) op->host_mem = gb_pool_get(engine->config.pool, plan->host_bytes);
+        if ((plan->dev_bytes && !op->dev_mem) || (plan->host_bytes && !op->host_mem))
+            return GB_FAIL(GPUBRIDGE_ERR_NO_MEMORY, "no memory for %llu bytes of scratch",
+                           (unsigned long long)(plan->dev_bytes + plan->host_bytes));
+    } else {
+        struct gb_launcher *launcher = engine->config.launcher;
+        op->dev = gb_pool_get(engine->config.pool, sizeof *op->dev);
+        if (!op->dev) return GB_FAIL(GPUBRIDGE_ERR_NO_MEMORY, "no memory for an operation");
+        memset(op->dev, 0, sizeof *op->dev);
+        size_t flag_bytes = (plan->nsteps + 1) * sizeof(uint32_t);
+        op->dev->flags = gb_launcher_host(launcher, flag_bytes);
+        if (!op->dev->flags) return GPUBRIDGE_ERR_NO_MEMORY;
+        for (uint32_t i = 0; i <= plan->nsteps; i++) atomic_store_explicit(&op->dev->flags[i], 0, memory_order_relaxed);
+        if (plan->dev_bytes && !(op->dev_mem = gb_launcher_mem(launcher, plan->dev_bytes)))
+            return GPUBRIDGE_ERR_NO_MEMORY;
+        if (plan->host_bytes && !(op->host_mem = gb_launcher_host(launcher, plan->host_bytes)))
+            return GPUBRIDGE_ERR_NO_MEMORY;
+    }
+    op->buf[GB_BUF_DEV] = op->dev_mem;
+    op->buf[GB_BUF_HOST] = op->host_mem;
+    return 0;
+}
+
+static int op_device(struct gb_op *op, void *stream)
+{
+    struct gb_dev_op *dev = op->dev;
+    dev->plan = op->xplan->plan;
+    dev->dtype = op->dtype;
+    dev->reduce_op = op->reduce_op;
+    dev->nranks = op->group->size;
+    dev->factor = op->factor;
+    memcpy(dev->buf, op->buf, sizeof dev->buf);
+    dev->set = op->group->stream_set + op->is_p2p;
+    return gb_launcher_record(op->engine->config.launcher, stream, &dev->ready);
+}
+
+/* P2P: one message, staged ones with a copy before or after it. */
+static int p2p_plan(struct gb_op *op, uint64_t bytes, int staged)
+{
+    struct gb_xplan *x = calloc(1, sizeof *x);
+    struct gb_plan *plan = calloc(1, sizeof *plan);
+    struct gb_step *steps = calloc(2, sizeof *steps);
+    uint32_t *deps = calloc(1, sizeof *deps);
+    if (!x || !plan || !steps || !deps) {
+        free(x), free(plan), free(steps), free(deps);
+        return GB_FAIL(GPUBRIDGE_ERR_NO_MEMORY, "no memory for an operation");
+    }
+    atomic_init(&x->refs, 1);
+    x->plan = plan;
+    plan->steps = steps;
+    plan->deps = deps;
+    op->xplan = x;
+    /* The device half is the copy alone: the engine runs the message before or after it. */
+    plan->nsteps = staged;
+    plan->host_bytes = staged ? bytes : 0;
+    int send = op->kind == GPUBRIDGE_SEND;
+    steps[0] = (struct gb_step){.kind = GB_STEP_COPY,
+                                .queue = send ? GB_QUEUE_OUT : GB_QUEUE_IN,
+                                .bytes = bytes,
+                                .src = {0, send ? GB_BUF_IN : GB_BUF_HOST},
+                                .dst = {0, send ? GB_BUF_HOST : GB_BUF_OUT}};
+    return 0;
+}
+
+static int prepare(struct gb_op *op, const struct gpubridge_op *d)
+{
+    struct gb_group *group = op->group;
+    int staged = group->staged && !(d->flags & GPUBRIDGE_OP_HOST_BUFFERS);
+    const struct gb_topo *topo = d->flags & GPUBRIDGE_OP_HOST_BUFFERS ? group->host_topo : group->topo;
+    uint64_t in = 0, out = 0;
+    op->is_p2p = d->kind == GPUBRIDGE_SEND || d->kind == GPUBRIDGE_RECV;
+    if (op->is_p2p) {
+        in = d->kind == GPUBRIDGE_SEND ? d->count * gb_dtype_bytes(d->dtype) : 0;
+        out = d->kind == GPUBRIDGE_RECV ? d->count * gb_dtype_bytes(d->dtype) : 0;
+        if (d->kind == GPUBRIDGE_RECV && d->root == -1) op->is_any = 1;
+        GB_TRY(p2p_plan(op, in + out, staged && in + out > 0));
+    } else {
+        struct gb_plan_spec spec = {.op = d->kind,
+                                    .dtype = d->dtype,
+                                    .reduce_op = op->reduce_op,
+                                    .count = d->count,
+                                    .root = d->root < 0 ? 0 : (uint32_t)d->root,
+                                    .chunk_bytes = group->chunk_bytes,
+                                    .flat_bytes = group->flat_bytes,
+                                    .depth = group->depth};
+        int rooted = d->kind == GPUBRIDGE_BROADCAST || d->kind == GPUBRIDGE_REDUCE || d->kind == GPUBRIDGE_GATHER ||
+                     d->kind == GPUBRIDGE_SCATTER;
+        if (!rooted) spec.root = 0;
+        if (d->kind == GPUBRIDGE_BARRIER) spec.dtype = GPUBRIDGE_U8, spec.count = 0;
+        if (d->kind == GPUBRIDGE_ALL_GATHER) spec.counts = d->recv_counts;
+        if (d->kind == GPUBRIDGE_REDUCE_SCATTER) spec.counts = d->send_counts;
+        if (d->kind == GPUBRIDGE_ALL_TO_ALL) spec.send_counts = d->send_counts, spec.recv_counts = d->recv_counts;
+        gb_plan_user_bytes(topo, &spec, group->rank, &in, &out);
+        GB_TRY(gb_xplan_get(group, topo, &spec, &op->xplan));
+        staged = staged && op->xplan->plan->nsteps > 0;
+    }
+    if ((in && !d->send) || (out && !d->recv))
+        return GB_FAIL(GPUBRIDGE_ERR_INVALID, "%s: %s buffer is NULL but %llu bytes are expected in it",
+                       kind_names[d->kind], in && !d->send ? "the send" : "the recv",
+                       (unsigned long long)(in && !d->send ? in : out));
+    op->payload_bytes = in ? in : out;
+    op->wants_vendor = op->xplan->plan->uses_vendor;
+    GB_TRY(op_memory(op, op->xplan->plan, staged));
+    return staged ? op_device(op, d->stream) : 0;
+}
+
+static void number(struct gb_op *op)
+{
+    struct gb_group *group = op->group;
+    op->sig = (struct gb_sig){.op = (uint8_t)op->kind,
+                              .dtype = (uint8_t)op->dtype,
+                              .reduce_op = (uint8_t)op->reduce_op,
+                              .root_lo = (uint8_t)op->root,
+                              .plan_hash = op->xplan->plan->hash,
+                              .count = op->count};
+    if (op->is_p2p) { /* both directions of a pair must sign alike; the engine numbers it per (peer, tag) */
+        op->sig.op = GPUBRIDGE_SEND;
+        op->sig.root_lo = 0;
+        op->key.xid = GB_XID_P2P | (uint32_t)op->tag;
+    } else {
+        op->key.seq = group->next_seq++;
+    }
+    if (op->kind == GPUBRIDGE_ALL_TO_ALL) op->sig.count = 0; /* rows differ by rank */
+}
+
+int gb_engine_submit(struct gb_group *group, const struct gpubridge_op *desc, int run, struct gb_op **out)
+{
+    int status = atomic_load_explicit(&group->status, memory_order_acquire);
+    if (status) return GB_FAIL(status, "%s", group->status_text);
+    GB_TRY(check(group, desc));
+    struct gb_op *op = op_create(group, desc);
+    if (!op) return GB_FAIL(GPUBRIDGE_ERR_NO_MEMORY, "no memory for an operation");
+    op->submit_ns = gb_now_ns();
+
+    pthread_mutex_lock(&group->submit_lock);
+    int rc = prepare(op, desc);
+    if (rc) {
+        pthread_mutex_unlock(&group->submit_lock);
+        atomic_store_explicit(&op->refs, 1, memory_order_relaxed);
+        gb_op_put(op);
+        return rc;
+    }
+    int64_t timeout = desc->timeout_ns > 0 ? desc->timeout_ns : group->timeout_ns;
+    op->deadline_ns = timeout < FAR_FUTURE - (int64_t)op->submit_ns ? (int64_t)op->submit_ns + timeout : FAR_FUTURE;
+    number(op);
+    atomic_fetch_add_explicit(&group->nops, 1, memory_order_relaxed);
+    gb_engine_push(group->engine, op, run); /* inside the lock: queue order is number order */
+    pthread_mutex_unlock(&group->submit_lock);
+    *out = op;
+    return 0;
+}
