@@ -164,19 +164,20 @@ GPUBRIDGE_CHECKED int gpubridge_comm_status(gpubridge_comm *comm);
 /* A human-readable account of islands, links, transports and algorithms.  Returns the length needed without the 0. */
 GPUBRIDGE_API size_t gpubridge_comm_describe(gpubridge_comm *comm, char *text, size_t capacity);
 
-/* Counters since creation; times in ns, summed over operations of this rank. */
+/* Counters since creation, of operations that succeeded on this rank; times in ns, summed.  An operation's times overlap:
+ * they answer "when was something of this kind under way", not "what did it cost". */
 struct gpubridge_comm_stats {
     size_t struct_size;
     uint64_t ops;                   /* operations completed */
-    uint64_t bridge_sent_bytes;     /* bytes put on links to other islands, headers included */
+    uint64_t bridge_sent_bytes;     /* message bytes to other islands, without frame headers */
     uint64_t bridge_recv_bytes;
-    uint64_t island_sent_bytes;     /* bytes given to the vendor library or to links inside the island */
+    uint64_t island_sent_bytes;     /* message bytes to links inside the island, and bytes given to the vendor library */
     uint64_t payload_bytes;         /* bytes of user data in the operations (input side) */
     uint64_t total_ns;              /* submit to completion */
-    uint64_t island_ns;             /* some island step of the operation in progress */
-    uint64_t bridge_ns;             /* some bridge transfer whose peer has arrived in progress */
-    uint64_t wait_ns;               /* nothing in progress but waiting for a peer to arrive at the operation */
-    uint64_t compute_ns;            /* some reduce, copy or codec step in progress */
+    uint64_t island_ns;             /* first to last moment an island transfer was under way */
+    uint64_t bridge_ns;             /* first to last moment a bridge transfer was under way */
+    uint64_t wait_ns;               /* submit until the first transfer could begin: nobody else had arrived */
+    uint64_t compute_ns;            /* reduce, copy and codec steps on the host */
 };
 GPUBRIDGE_CHECKED int gpubridge_comm_stats(gpubridge_comm *comm, struct gpubridge_comm_stats *stats);
 

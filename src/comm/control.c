@@ -1,0 +1,295 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * Control messages between members: aborts, departures, probes for who is late or disagrees, vendor turns.  These are
+ * the engine's hooks.  Engine role. */
+#include "base/clock.h"
+#include "base/log.h"
+#include "comm/turns.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define PROBE_AFTER_NS 500000000u  /* an operation that takes longer asks who is late */
+#define PROBE_EVERY_NS 1000000000u
+
+enum ctrl_type {
+    CTRL_ABORT = 1,
+    CTRL_LEAVE,
+    CTRL_PROBE,
+    CTRL_HAVE,
+    CTRL_BEHIND,
+    CTRL_DIFFERS,
+    CTRL_ANNOUNCE,
+    CTRL_TICKET,
+    CTRL_CCL_ID
+};
+
+/* All integers little-endian as on every supported machine; the size is part of the protocol (docs/wire-format.md). */
+struct ctrl {
+    uint32_t type;      /* enum ctrl_type */
+    int32_t status;     /* ABORT */
+    uint64_t group;     /* CCL_ID: the member set */
+    uint32_t seq;
+    uint32_t members;   /* ANNOUNCE */
+    struct gb_sig sig;  /* PROBE, DIFFERS */
+    char text[400];     /* ABORT: words, CCL_ID: 128 bytes */
+};
+_Static_assert(sizeof(struct ctrl) == 440, "the layout of control messages is part of the protocol");
+
+static void send_ctrl(struct gb_link *link, const struct ctrl *message)
+{
+    if (!link || gb_link_state(link) == GB_LINK_DEAD || gb_link_state(link) == GB_LINK_LEFT) return;
+    int rc = gb_link_ctrl(link, message, sizeof *message);
+    if (rc) GB_DEBUG("control message %u to %s not sent: %s", message->type, gb_link_label(link), gb_err_text());
+}
+
+gpubridge_comm *gb_context_find_comm(gpubridge_context *context, uint64_t group)
+{
+    gpubridge_comm *comm = context->comms;
+    while (comm && comm->group.id != group) comm = comm->next;
+    return comm;
+}
+
+static int member_of(const gpubridge_comm *comm, const struct gb_link *link)
+{
+    for (uint32_t r = 0; r < comm->group.size; r++)
+        if (comm->group.links[r] == link && link) return (int)r;
+    return -1;
+}
+
+static void tell_members(gpubridge_comm *comm, const struct ctrl *message)
+{
+    for (uint32_t r = 0; r < comm->group.size; r++)
+        if (r != comm->group.rank && !comm->members[r].has_left) send_ctrl(comm->group.links[r], message);
+}
+
+/* ---- aborts and departures ---- */
+
+static void note_farewell(gpubridge_context *context, int status, const char *text)
+{
+    pthread_mutex_lock(&context->lock);
+    if (!context->farewell_status) {
+        context->farewell_status = status;
+        snprintf(context->farewell, sizeof context->farewell, "%s", text);
+    }
+    pthread_mutex_unlock(&context->lock);
+}
+
+static void on_aborted(void *arg, struct gb_group *group, int status, const char *text, int tell)
+{
+    gpubridge_context *context = arg;
+    gpubridge_comm *comm = group->comm;
+    if (tell) {
+        struct ctrl message = {.type = CTRL_ABORT, .status = status, .group = group->id};
+        snprintf(message.text, sizeof message.text, "%s", text);
+        tell_members(comm, &message);
+    }
+    if (status != GPUBRIDGE_ERR_DESTROYED) note_farewell(context, status, text);
+    gb_turns_aborted(context, comm);
+}
+
+static void remember_stray(gpubridge_context *context, const struct ctrl *message)
+{
+    struct gb_stray_abort *stray = calloc(1, sizeof *stray);
+    if (!stray) return; /* the new group will find the peer gone by itself, only later */
+    *stray = (struct gb_stray_abort){.group = message->group, .status = message->status, .next = context->stray_aborts};
+    snprintf(stray->text, sizeof stray->text, "%s", message->text);
+    context->stray_aborts = stray;
+}
+
+static void on_abort_message(gpubridge_context *context, struct gb_link *link, const struct ctrl *message)
+{
+    gpubridge_comm *comm = gb_context_find_comm(context, message->group);
+    if (!comm) {
+        remember_stray(context, message);
+        return;
+    }
+    int status =
+        message->status < 0 && message->status != GPUBRIDGE_ERR_TIMEOUT ? message->status : GPUBRIDGE_ERR_ABORTED;
+    char text[480];
+    snprintf(text, sizeof text, "%s [reported by %s]", message->text, gb_link_label(link));
+    gb_group_abort(&comm->group, status, text, 0);
+}
+
+static void member_left(gpubridge_comm *comm, int rank, const char *words)
+{
+    struct gb_group *group = &comm->group;
+    comm->members[rank].has_left = 1;
+    if (group->left_ns) return;
+    group->left_ns = gb_now_ns();
+    snprintf(group->left_text, sizeof group->left_text, "%s %s", group->labels[rank], words);
+}
+
+void gb_control_leave(gpubridge_comm *comm)
+{
+    struct ctrl message = {.type = CTRL_LEAVE, .group = comm->group.id};
+    tell_members(comm, &message);
+}
+
+static void on_peer(void *arg, struct gb_link *link, int left, int status, const char *text)
+{
+    gpubridge_context *context = arg;
+    struct gb_lost_link *lost = calloc(1, sizeof *lost);
+    if (lost) {
+        *lost = (struct gb_lost_link){.link = link, .status = status, .next = context->lost};
+        snprintf(lost->text, sizeof lost->text, "%s", text ? text : "");
+        pthread_mutex_lock(&context->lock);
+        context->lost = lost;
+        pthread_mutex_unlock(&context->lock);
+    }
+    for (gpubridge_comm *comm = context->comms; comm; comm = comm->next) {
+        int rank = member_of(comm, link);
+        if (rank < 0 && comm->leader_link != link) continue;
+        if (rank >= 0 && left && status == 0) {
+            member_left(comm, rank, "has left the job");
+            continue;
+        }
+        char words[480];
+        if (left)
+            snprintf(words, sizeof words, "%s left after an error: %s", gb_link_label(link), text ? text : "");
+        else
+            snprintf(words, sizeof words, "%s is lost: %s; see that rank's own log", gb_link_label(link),
+                     text ? text : "");
+        if (rank >= 0) comm->members[rank].has_left = 1;
+        gb_group_abort(&comm->group, left ? GPUBRIDGE_ERR_PEER_LOST : status, words, 1);
+    }
+}
+
+/* ---- probes ---- */
+
+static void disagree(gpubridge_comm *comm, int rank, uint32_t seq, const struct gb_sig *mine,
+                     const struct gb_sig *theirs)
+{
+    char a[128], b[128], text[480];
+    gb_sig_text(mine, seq, a, sizeof a);
+    gb_sig_text(theirs, seq, b, sizeof b);
+    snprintf(text, sizeof text,
+             "ranks disagree: rank %u has %s, %s has %s: all ranks must call the same operations with the same "
+             "arguments in the same order",
+             comm->group.rank, a, comm->group.labels[rank], b);
+    gb_group_abort(&comm->group, GPUBRIDGE_ERR_MISMATCH, text, 1);
+}
+
+static void on_probe(gpubridge_context *context, struct gb_link *link, const struct ctrl *message)
+{
+    gpubridge_comm *comm = gb_context_find_comm(context, message->group);
+    int rank = comm ? member_of(comm, link) : -1;
+    if (rank < 0) return;
+    struct ctrl answer = {.type = CTRL_HAVE, .group = message->group, .seq = message->seq};
+    struct gb_sig mine;
+    if (message->seq >= comm->group.last_seq) {
+        answer.type = CTRL_BEHIND;
+    } else if (gb_group_history(&comm->group, message->seq, &mine) && memcmp(&mine, &message->sig, sizeof mine) != 0) {
+        answer.type = CTRL_DIFFERS;
+        answer.sig = mine;
+        send_ctrl(link, &answer);
+        disagree(comm, rank, message->seq, &mine, &message->sig);
+        return;
+    }
+    send_ctrl(link, &answer);
+}
+
+static void on_probe_answer(gpubridge_context *context, struct gb_link *link, const struct ctrl *message)
+{
+    gpubridge_comm *comm = gb_context_find_comm(context, message->group);
+    int rank = comm ? member_of(comm, link) : -1;
+    struct gb_op *op = rank >= 0 ? gb_group_find_op(&comm->group, message->seq) : NULL;
+    if (!op) return;
+    if (message->type == CTRL_DIFFERS)
+        disagree(comm, rank, message->seq, &op->sig, &message->sig);
+    else
+        comm->group.arrived[rank] = message->type == CTRL_HAVE ? 1 : 2;
+}
+
+static void probe(gpubridge_comm *comm, uint64_t now)
+{
+    struct gb_group *group = &comm->group;
+    struct gb_op *op = group->ops_head;
+    while (op && (op->is_p2p || op->is_aborting)) op = op->next;
+    if (!op || now - op->submit_ns < PROBE_AFTER_NS || now - group->probe_ns < PROBE_EVERY_NS) return;
+    group->probe_ns = now;
+    struct ctrl message = {.type = CTRL_PROBE, .group = group->id, .seq = op->key.seq, .sig = op->sig};
+    tell_members(comm, &message);
+}
+
+static void on_tick(void *arg, uint64_t now)
+{
+    gpubridge_context *context = arg;
+    for (gpubridge_comm *comm = context->comms; comm; comm = comm->next)
+        if (!atomic_load_explicit(&comm->group.status, memory_order_relaxed)) probe(comm, now);
+}
+
+/* ---- vendor turns ---- */
+
+static void on_announce(void *arg, struct gb_op *op)
+{
+    gb_turns_announce(arg, op);
+}
+
+void gb_control_send_turn(struct gb_link *link, int ticket, uint64_t group, uint32_t seq, uint32_t members)
+{
+    struct ctrl message = {
+        .type = ticket ? CTRL_TICKET : CTRL_ANNOUNCE, .group = group, .seq = seq, .members = members};
+    send_ctrl(link, &message);
+}
+
+void gb_control_send_ccl_id(struct gb_link *link, uint64_t set, const uint8_t id[GB_CCL_ID_BYTES])
+{
+    struct ctrl message = {.type = CTRL_CCL_ID, .group = set};
+    memcpy(message.text, id, GB_CCL_ID_BYTES);
+    send_ctrl(link, &message);
+}
+
+/* ---- dispatch ---- */
+
+static void on_ctrl(void *arg, struct gb_link *link, const void *data, size_t bytes)
+{
+    gpubridge_context *context = arg;
+    struct ctrl message;
+    if (bytes != sizeof message) {
+        GB_WARN("%s sent a control message of %zu bytes, expected %zu: dropped", gb_link_label(link), bytes,
+                sizeof message);
+        return;
+    }
+    memcpy(&message, data, sizeof message);
+    message.text[sizeof message.text - 1] = 0;
+    gpubridge_comm *comm;
+    switch (message.type) {
+    case CTRL_ABORT:
+        on_abort_message(context, link, &message);
+        break;
+    case CTRL_LEAVE:
+        comm = gb_context_find_comm(context, message.group);
+        if (comm && member_of(comm, link) >= 0) member_left(comm, member_of(comm, link), "has destroyed the group");
+        break;
+    case CTRL_PROBE:
+        on_probe(context, link, &message);
+        break;
+    case CTRL_HAVE:
+    case CTRL_BEHIND:
+    case CTRL_DIFFERS:
+        on_probe_answer(context, link, &message);
+        break;
+    case CTRL_ANNOUNCE:
+        gb_turns_on_announce(context, link, message.group, message.seq, message.members);
+        break;
+    case CTRL_TICKET:
+        gb_turns_on_ticket(context, message.group, message.seq);
+        break;
+    case CTRL_CCL_ID:
+        gb_turns_on_ccl_id(context, message.group, (const uint8_t *)message.text);
+        break;
+    default:
+        GB_WARN("%s sent a control message of unknown type %u: dropped", gb_link_label(link), message.type);
+    }
+}
+
+void gb_control_hooks(gpubridge_context *context, struct gb_engine_hooks *hooks)
+{
+    *hooks = (struct gb_engine_hooks){.ctrl = on_ctrl,
+                                      .peer = on_peer,
+                                      .aborted = on_aborted,
+                                      .announce = on_announce,
+                                      .tick = on_tick,
+                                      .arg = context};
+}

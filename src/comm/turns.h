@@ -1,0 +1,29 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * turns.h: the order of vendor calls between groups.  The *leader* of an island hears from every member when it has
+ * submitted an operation that calls the vendor library, and gives a ticket once all members of the operation's island
+ * have. Tickets reach every member in one order, so all start vendor operations in one order, whatever the order of
+ * submission. Vendor communicators are made at their first use, in the same order, one per distinct set of island
+ * members.  Engine role. */
+#ifndef GB_COMM_TURNS_H
+#define GB_COMM_TURNS_H
+
+#include "comm/context.h"
+
+/* At comm creation: fixes who leads and which vendor communicator is used; every member decides the same from the
+ * hellos. */
+void gb_turns_join(gpubridge_comm *comm);
+void gb_turns_announce(gpubridge_context *context, struct gb_op *op);
+/* Messages.  `link` NULL: from this process itself. */
+void gb_turns_on_announce(gpubridge_context *context, struct gb_link *link, uint64_t group, uint32_t seq,
+                          uint32_t members);
+void gb_turns_on_ticket(gpubridge_context *context, uint64_t group, uint32_t seq);
+void gb_turns_on_ccl_id(gpubridge_context *context, uint64_t set, const uint8_t id[GB_CCL_ID_BYTES]);
+/* Starts, in order, what has its ticket and its vendor communicator. */
+void gb_turns_advance(gpubridge_context *context);
+/* A comm was aborted: its vendor communicator, and the comms that share it, go too.  Drops its waiting turns. */
+void gb_turns_aborted(gpubridge_context *context, gpubridge_comm *comm);
+/* No comm is left: frees what remains. */
+void gb_turns_close(gpubridge_context *context);
+
+#endif
