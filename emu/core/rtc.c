@@ -207,7 +207,8 @@ static const char *compiler(void)
 static int preprocess(struct program *p, const struct job *j)
 {
     const char *argv[MAX_DEFINES * 2 + 32] = {compiler(), "-E", "-P", "-DGBEMU=1", "-DGB_KERNEL=__gbemu_kernel__",
-                                              "-D__global__=__gbemu_kernel__", "-D__device__=", "-D__forceinline__=inline",
+                                              "-D__global__=__gbemu_kernel__", "-D__device__=", "-D__forceinline__=inline", "-D__launch_bounds__(...)=",
+                                             
                                               "-DGB_GLOBAL=", "-DGB_TID=threadIdx.x", "-DGB_BID=blockIdx.x",
                                               "-DGB_BDIM=blockDim.x", "-DGB_GDIM=gridDim.x"};
     int n = 0;

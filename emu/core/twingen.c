@@ -157,15 +157,18 @@ static void put_kernel(struct out *o, const struct kernel *k)
         put(o, "    sizeof(((struct gbemu_args_%s *)0)->%s),\n", k->name, k->param[i]);
     put(o, "    0};\nstatic void gbemu_run_%s(void *const *args, const unsigned *dims, void *(*alias)(const void *))\n{\n",
         k->name);
-    put(o, "    struct gbemu_args_%s a;\n    (void)args, (void)alias, (void)gbemu_take;\n    gbemu_block(dims);\n", k->name);
+    /* Bytes first: a const member would forbid the struct itself in C++. */
+    put(o, "    __attribute__((aligned(16))) char room[sizeof(struct gbemu_args_%s)];\n"
+           "    struct gbemu_args_%s *a = (struct gbemu_args_%s *)(void *)room;\n"
+           "    (void)args, (void)alias, (void)gbemu_take;\n    gbemu_block(dims);\n", k->name, k->name, k->name);
     for (int i = 0; i < k->count; i++)
-        put(o, "    gbemu_take((void *)&a.%s, args[%d], sizeof a.%s, __builtin_classify_type(a.%s), alias);\n",
+        put(o, "    gbemu_take((void *)&a->%s, args[%d], sizeof a->%s, __builtin_classify_type(a->%s), alias);\n",
             k->param[i], i, k->param[i], k->param[i]);
     put(o, "    for (threadIdx.z = 0; threadIdx.z < blockDim.z; threadIdx.z++)\n"
            "        for (threadIdx.y = 0; threadIdx.y < blockDim.y; threadIdx.y++)\n"
            "            for (threadIdx.x = 0; threadIdx.x < blockDim.x; threadIdx.x++)\n"
            "                %s(", k->name);
-    for (int i = 0; i < k->count; i++) put(o, "%sa.%s", i ? ", " : "", k->param[i]);
+    for (int i = 0; i < k->count; i++) put(o, "%sa->%s", i ? ", " : "", k->param[i]);
     put(o, ");\n}\n");
 }
 
@@ -176,7 +179,7 @@ static void put_table(struct out *o, const struct kernel *k, int count, const ch
         put(o, "static const struct emu_twin gbemu_twins[] = {\n");
     else
         put(o, "#ifdef __cplusplus\nextern \"C\"\n#endif\n__attribute__((visibility(\"default\")))\n"
-               "extern const struct emu_twin gbemu_twins[];\nconst struct emu_twin gbemu_twins[] = {\n");
+               "const struct emu_twin gbemu_twins[] = {\n");
     for (int i = 0; i < count; i++)
         put(o, "    {\"%s\", %d, gbemu_sizes_%s, gbemu_run_%s},\n", k[i].name, k[i].count, k[i].name, k[i].name);
     put(o, "    {0, 0, 0, 0}};\n");
