@@ -1,0 +1,276 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * What operations must give, from their definition: element by element, in the specified order, with arithmetic of its
+ * own. It shares nothing with the plans or with src/codec but the tables of element sizes. */
+#include "sim.h"
+
+#include <math.h>
+#include <string.h>
+
+__extension__ typedef _Float16 half; /* the compiler's own conversions */
+
+/* An accumulator: `d` for f64 parts, `f` for other floats, `i` for integers (sign extended or not as the type is). */
+struct acc {
+    double d;
+    float f;
+    uint64_t i;
+};
+
+static int is_double(int dtype)
+{
+    return dtype == GPUBRIDGE_F64 || dtype == GPUBRIDGE_C128;
+}
+
+static int is_float(int dtype)
+{
+    return dtype == GPUBRIDGE_F32 || dtype == GPUBRIDGE_F16 || dtype == GPUBRIDGE_BF16 || dtype == GPUBRIDGE_C64;
+}
+
+static int is_signed(int dtype)
+{
+    return dtype == GPUBRIDGE_I8 || dtype == GPUBRIDGE_I16 || dtype == GPUBRIDGE_I32 || dtype == GPUBRIDGE_I64;
+}
+
+/* Bytes of what is folded: half a complex number. */
+static size_t part_bytes(int dtype)
+{
+    size_t bytes = gb_dtype_bytes(dtype);
+    return dtype == GPUBRIDGE_C64 || dtype == GPUBRIDGE_C128 ? bytes / 2 : bytes;
+}
+
+static struct acc load(int dtype, const unsigned char *p)
+{
+    struct acc a = {0};
+    uint16_t bits;
+    if (is_double(dtype)) {
+        memcpy(&a.d, p, 8);
+    } else if (dtype == GPUBRIDGE_F16) {
+        half h;
+        memcpy(&h, p, 2);
+        a.f = (float)h;
+    } else if (dtype == GPUBRIDGE_BF16) {
+        memcpy(&bits, p, 2);
+        uint32_t wide = (uint32_t)bits << 16;
+        memcpy(&a.f, &wide, 4);
+    } else if (is_float(dtype)) {
+        memcpy(&a.f, p, 4);
+    } else if (dtype == GPUBRIDGE_BOOL) {
+        a.i = *p != 0;
+    } else {
+        size_t bytes = gb_dtype_bytes(dtype);
+        memcpy(&a.i, p, bytes); /* little endian */
+        if (is_signed(dtype) && bytes < 8 && a.i >> (8 * bytes - 1)) a.i |= ~(uint64_t)0 << 8 * bytes;
+    }
+    return a;
+}
+
+/* The nearer of the two neighbours in bf16, the even one in the middle. */
+static uint16_t to_bf16(float f)
+{
+    uint32_t bits;
+    memcpy(&bits, &f, 4);
+    uint16_t down = (uint16_t)(bits >> 16);
+    if (isinf(f)) return down;
+    uint32_t lo = (uint32_t)down << 16, hi = lo + 0x10000u;
+    float below, above;
+    memcpy(&below, &lo, 4);
+    memcpy(&above, &hi, 4);
+    double far = isinf(above) ? ldexp(1, 128) : fabs((double)above);
+    double to_down = fabs((double)f) - fabs((double)below), to_up = far - fabs((double)f);
+    if (to_down == to_up) return (uint16_t)(down + (down & 1));
+    return (uint16_t)(down + (to_up < to_down));
+}
+
+static void store(int dtype, struct acc a, unsigned char *p)
+{
+    if (is_double(dtype)) {
+        uint64_t nan = 0x7ff8000000000000u;
+        memcpy(p, isnan(a.d) ? (void *)&nan : (void *)&a.d, 8);
+    } else if (dtype == GPUBRIDGE_F16) {
+        half h = (half)a.f;
+        uint16_t nan = 0x7e00;
+        memcpy(p, isnan(a.f) ? (void *)&nan : (void *)&h, 2);
+    } else if (dtype == GPUBRIDGE_BF16) {
+        uint16_t bits = isnan(a.f) ? 0x7fc0 : to_bf16(a.f);
+        memcpy(p, &bits, 2);
+    } else if (is_float(dtype)) {
+        uint32_t nan = 0x7fc00000;
+        memcpy(p, isnan(a.f) ? (void *)&nan : (void *)&a.f, 4);
+    } else {
+        memcpy(p, &a.i, gb_dtype_bytes(dtype));
+    }
+}
+
+/* The same line for floats and doubles. */
+#define FOLD_FLOAT(op, a, b)                                                                                           \
+    ((op) == GPUBRIDGE_PRODUCT ? (a) * (b)                                                                             \
+     : (op) == GPUBRIDGE_MIN   ? (isnan(a) || isnan(b) ? (a) + (b)                                                     \
+                                  : (b) < (a)          ? (b)                                                           \
+                                                       : (a))                                                                   \
+     : (op) == GPUBRIDGE_MAX   ? (isnan(a) || isnan(b) ? (a) + (b)                                                     \
+                                  : (b) > (a)          ? (b)                                                           \
+                                                       : (a))                                                                   \
+                               : (a) + (b))
+
+static uint64_t fold_int(int dtype, int op, uint64_t a, uint64_t b)
+{
+    int less = is_signed(dtype) ? (int64_t)b < (int64_t)a : b < a;
+    int more = is_signed(dtype) ? (int64_t)b > (int64_t)a : b > a;
+    uint64_t r = a + b;
+    if (op == GPUBRIDGE_PRODUCT) r = a * b;
+    if (op == GPUBRIDGE_MIN) r = less ? b : a;
+    if (op == GPUBRIDGE_MAX) r = more ? b : a;
+    if (op == GPUBRIDGE_BAND) r = a & b;
+    if (op == GPUBRIDGE_BOR) r = a | b;
+    if (op == GPUBRIDGE_BXOR) r = a ^ b;
+    unsigned char wrapped[8]; /* modular in the type itself */
+    memcpy(wrapped, &r, 8);
+    return load(dtype, wrapped).i;
+}
+
+static struct acc fold(int dtype, int op, struct acc a, struct acc b)
+{
+    struct acc r = {0};
+    if (dtype == GPUBRIDGE_BOOL) {
+        int is_and = op == GPUBRIDGE_PRODUCT || op == GPUBRIDGE_MIN || op == GPUBRIDGE_BAND;
+        r.i = is_and ? a.i && b.i : op == GPUBRIDGE_BXOR ? a.i != b.i : a.i || b.i;
+    } else if (is_double(dtype)) {
+        r.d = FOLD_FLOAT(op, a.d, b.d);
+    } else if (is_float(dtype)) {
+        r.f = FOLD_FLOAT(op, a.f, b.f);
+    } else {
+        r.i = fold_int(dtype, op, a.i, b.i);
+    }
+    return r;
+}
+
+static struct acc mean(int dtype, struct acc a, uint32_t n)
+{
+    if (is_double(dtype))
+        a.d /= (double)n;
+    else if (is_float(dtype))
+        a.f /= (float)n;
+    else if (is_signed(dtype))
+        a.i = (uint64_t)((int64_t)a.i / (int64_t)n);
+    else
+        a.i /= n;
+    return a;
+}
+
+/* Element parts [first, first + count) of all inputs, folded: each island in local order, then the islands in order. */
+static void reduce(const struct sim_op *op, uint64_t first, uint64_t count, unsigned char *out)
+{
+    const struct gb_topo *t = op->group->topo;
+    int dtype = op->spec.dtype, rop = op->spec.reduce_op;
+    size_t bytes = part_bytes(dtype);
+    for (uint64_t e = 0; e < count; e++) {
+        struct acc total = {0};
+        for (uint32_t i = 0; i < t->nislands; i++) {
+            struct acc partial = {0};
+            for (uint32_t m = t->island_first[i]; m < t->island_first[i + 1]; m++) {
+                struct acc x = load(dtype, op->inst[t->members[m]].input + (first + e) * bytes);
+                if (rop == GPUBRIDGE_PREMUL_SUM) {
+                    x.d *= op->factor;
+                    x.f *= (float)op->factor;
+                }
+                partial = m == t->island_first[i] ? x : fold(dtype, rop, partial, x);
+            }
+            total = i == 0 ? partial : fold(dtype, rop, total, partial);
+        }
+        if (rop == GPUBRIDGE_AVG) total = mean(dtype, total, t->nranks);
+        store(dtype, total, out + e * bytes);
+    }
+}
+
+static uint64_t block(const struct sim_op *op, uint32_t r)
+{
+    return op->spec.counts ? op->spec.counts[r] : op->spec.count;
+}
+
+static uint64_t row(const struct sim_op *op, uint32_t from, uint32_t to)
+{
+    return op->is_uneven ? op->rows[from * op->group->nranks + to] : op->spec.count;
+}
+
+static void all_to_all(const struct sim_op *op, uint32_t rank, unsigned char *out)
+{
+    size_t es = gb_dtype_bytes(op->spec.dtype);
+    for (uint32_t from = 0; from < op->group->nranks; from++) {
+        uint64_t skip = 0, n = row(op, from, rank);
+        for (uint32_t to = 0; to < rank; to++) skip += row(op, from, to);
+        if (n > 0) memcpy(out, op->inst[from].input + skip * es, n * es);
+        out += n * es;
+    }
+}
+
+void sim_reference(const struct sim_op *op, uint32_t rank, unsigned char *out)
+{
+    const struct gb_plan_spec *s = &op->spec;
+    size_t es = gb_dtype_bytes(s->dtype);
+    uint64_t parts = es / part_bytes(s->dtype), before = 0, bytes = s->count * es;
+    for (uint32_t r = 0; r < rank; r++) before += block(op, r);
+    switch (s->op) {
+    case GPUBRIDGE_ALL_REDUCE:
+        reduce(op, 0, s->count * parts, out);
+        break;
+    case GPUBRIDGE_REDUCE:
+        if (rank == s->root) reduce(op, 0, s->count * parts, out);
+        break;
+    case GPUBRIDGE_REDUCE_SCATTER:
+        reduce(op, before * parts, block(op, rank) * parts, out);
+        break;
+    case GPUBRIDGE_BROADCAST:
+        memcpy(out, op->inst[s->root].input, bytes);
+        break;
+    case GPUBRIDGE_SCATTER:
+        memcpy(out, op->inst[s->root].input + rank * bytes, bytes);
+        break;
+    case GPUBRIDGE_ALL_TO_ALL:
+        all_to_all(op, rank, out);
+        break;
+    case GPUBRIDGE_GATHER:
+        if (rank != s->root) break; /* fall through */
+    case GPUBRIDGE_ALL_GATHER:
+        for (uint32_t r = 0; r < op->group->nranks; r++) {
+            memcpy(out, op->inst[r].input, block(op, r) * es);
+            out += block(op, r) * es;
+        }
+        break;
+    default:
+        break;
+    }
+}
+
+/* Values whose sums depend on the order; now and then what breaks naive code. */
+static float some_float(struct sim_rng *rng, int specials)
+{
+    static const float odd[] = {NAN, -NAN, INFINITY, -INFINITY, -0.0f, 0.0f, 65504.0f, 1e-40f, -6e-8f, 3e38f};
+    uint64_t u = sim_next(rng);
+    if (specials && u % 16 == 0) return odd[(u >> 32) % (sizeof odd / sizeof *odd)];
+    return ldexpf((float)(int32_t)(u >> 32) / 2147483648.0f, (int)(u % 9) - 4);
+}
+
+void sim_fill(struct sim_rng *rng, int dtype, int specials, void *data, uint64_t count)
+{
+    unsigned char *p = data;
+    size_t bytes = part_bytes(dtype);
+    count *= gb_dtype_bytes(dtype) / bytes;
+    for (uint64_t i = 0; i < count; i++, p += bytes) {
+        if (dtype == GPUBRIDGE_F16) {
+            half h = (half)some_float(rng, specials);
+            memcpy(p, &h, 2);
+        } else if (dtype == GPUBRIDGE_BF16) {
+            float f = some_float(rng, specials);
+            memcpy(p, (unsigned char *)&f + 2, 2);
+        } else if (is_double(dtype)) {
+            double d = (double)some_float(rng, specials) * (1 + ldexp((double)(sim_next(rng) >> 40), -50));
+            memcpy(p, &d, 8);
+        } else if (is_float(dtype)) {
+            float f = some_float(rng, specials);
+            memcpy(p, &f, 4);
+        } else {
+            uint64_t u = sim_next(rng);
+            memcpy(p, &u, bytes);
+        }
+        if (dtype == GPUBRIDGE_BOOL && sim_below(rng, 2)) *p = 0;
+    }
+}

@@ -1,0 +1,143 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * Bytes that an operation moves, by the formulas of docs/algorithms.md.  Written from that text, not from the plans. */
+#include "sim.h"
+
+#include <string.h>
+
+#define GRID 1024u
+
+struct sizes {
+    const struct sim_op *op;
+    const struct gb_topo *t;
+    uint64_t es, as, largest; /* largest: ranks of the largest island */
+};
+
+static uint64_t island_size(const struct sizes *z, uint32_t i)
+{
+    return z->t->island_first[i + 1] - z->t->island_first[i];
+}
+
+static uint64_t width(const struct sizes *z, uint32_t i)
+{
+    return island_size(z, i) > 1 || z->op->spec.reduce_op == GPUBRIDGE_PREMUL_SUM ? z->as : z->es;
+}
+
+static uint64_t block(const struct sizes *z, uint32_t r)
+{
+    const struct gb_plan_spec *s = &z->op->spec;
+    if (s->counts) return s->counts[r];
+    int one = s->op == GPUBRIDGE_BROADCAST || s->op == GPUBRIDGE_REDUCE;
+    return one && r != s->root ? 0 : s->count;
+}
+
+/* What rank a sends rank d when every pair is served directly. */
+static uint64_t pair_elements(const struct sizes *z, uint32_t a, uint32_t d)
+{
+    const struct sim_op *op = z->op;
+    switch (op->spec.op) {
+    case GPUBRIDGE_ALL_REDUCE:
+        return op->spec.count;
+    case GPUBRIDGE_REDUCE:
+    case GPUBRIDGE_REDUCE_SCATTER:
+        return block(z, d);
+    case GPUBRIDGE_BROADCAST:
+    case GPUBRIDGE_ALL_GATHER:
+        return block(z, a);
+    case GPUBRIDGE_GATHER:
+        return d == op->spec.root ? op->spec.count : 0;
+    case GPUBRIDGE_SCATTER:
+        return a == op->spec.root ? op->spec.count : 0;
+    case GPUBRIDGE_ALL_TO_ALL:
+        return op->is_uneven ? op->rows[a * z->t->nranks + d] : op->spec.count;
+    default:
+        return 0;
+    }
+}
+
+static void direct(const struct sizes *z, uint64_t *bridge, uint64_t *island)
+{
+    for (uint32_t a = 0; a < z->t->nranks; a++)
+        for (uint32_t d = 0; d < z->t->nranks; d++)
+            if (a != d) *(z->t->island[a] == z->t->island[d] ? island : bridge) += pair_elements(z, a, d) * z->es;
+}
+
+/* Of `n` elements on the grid, those that each island folds: unit by unit. */
+static void count_folded(const struct sizes *z, uint64_t n, uint64_t *folded)
+{
+    uint64_t nislands = z->t->nislands, units = (n + GRID - 1) / GRID;
+    for (uint64_t first = 0, u = 0; u < units; u++) {
+        int ends = u + 1 == units; /* does a segment end behind unit u? */
+        for (uint32_t i = 0; i < nislands && !ends; i++)
+            for (uint64_t k = 1; k < island_size(z, i); k++) ends |= k * units / island_size(z, i) == u + 1;
+        if (!ends) continue;
+        uint64_t len = u + 1 - first;
+        for (uint64_t i = 0; i < nislands; i++) {
+            uint64_t lo = (first + i * len / nislands) * GRID, hi = (first + (i + 1) * len / nislands) * GRID;
+            if (hi > n) hi = n;
+            folded[i] += hi > lo ? hi - lo : 0;
+        }
+        first = u + 1;
+    }
+}
+
+static void all_reduce(const struct sizes *z, uint64_t *bridge, uint64_t *island)
+{
+    uint64_t n = z->op->spec.count, nislands = z->t->nislands, folded[SIM_MAX_RANKS] = {0};
+    for (uint32_t i = 0; i < nislands; i++) *island += 2 * (island_size(z, i) - 1) * n * z->es;
+    if (nislands == 2) *bridge += n * (width(z, 0) + width(z, 1));
+    if (nislands <= 2) return;
+    uint64_t pieces = nislands > z->largest ? nislands : z->largest;
+    uint64_t chunk = z->op->spec.chunk_bytes * (pieces < 8 ? pieces : 8) / z->as / GRID * GRID;
+    if (chunk == 0) chunk = GRID;
+    uint64_t chunks = (n + chunk - 1) / chunk, units = (n + GRID - 1) / GRID;
+    for (uint64_t c = 0; c < chunks; c++) {
+        uint64_t lo = c * units / chunks * GRID, hi = (c + 1) * units / chunks * GRID;
+        count_folded(z, (hi < n ? hi : n) - lo, folded);
+    }
+    for (uint32_t i = 0; i < nislands; i++)
+        *bridge += (n - folded[i]) * width(z, i) + (nislands - 1) * folded[i] * z->es;
+}
+
+static void blocks(const struct sizes *z, int reduces, uint64_t *bridge, uint64_t *island)
+{
+    for (uint32_t r = 0; r < z->t->nranks; r++) {
+        for (uint32_t i = 0; i < z->t->nislands; i++) {
+            *island += (island_size(z, i) - 1) * block(z, r) * z->es;
+            if (i != z->t->island[r]) *bridge += block(z, r) * (reduces ? width(z, i) : z->es);
+        }
+    }
+}
+
+void sim_volume(const struct sim_op *op, uint64_t *bridge, uint64_t *island)
+{
+    struct sizes z = {op, op->group->topo, gb_dtype_bytes(op->spec.dtype), gb_acc_bytes(op->spec.dtype), 1};
+    uint64_t most = 0;
+    for (uint32_t i = 0; i < z.t->nislands; i++)
+        if (island_size(&z, i) > z.largest) z.largest = island_size(&z, i);
+    for (uint32_t r = 0; r < z.t->nranks; r++)
+        if (block(&z, r) > most) most = block(&z, r);
+    *bridge = *island = 0;
+    int small = z.t->nranks == 1 || most * z.es <= op->spec.flat_bytes;
+    switch (op->spec.op) {
+    case GPUBRIDGE_ALL_REDUCE:
+        (small ? direct : all_reduce)(&z, bridge, island);
+        break;
+    case GPUBRIDGE_REDUCE:
+    case GPUBRIDGE_REDUCE_SCATTER:
+        if (small)
+            direct(&z, bridge, island);
+        else
+            blocks(&z, 1, bridge, island);
+        break;
+    case GPUBRIDGE_BROADCAST:
+    case GPUBRIDGE_ALL_GATHER:
+        if (small)
+            direct(&z, bridge, island);
+        else
+            blocks(&z, 0, bridge, island);
+        break;
+    default:
+        direct(&z, bridge, island);
+        break;
+    }
+}
