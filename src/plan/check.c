@@ -177,7 +177,12 @@ int gb_plan_check(const struct gb_topo *topo, const struct gb_plan_spec *spec, u
     place_user(&k);
     k.uses = malloc((2 * (size_t)plan->nsteps + plan->nparts + 1) * sizeof *k.uses);
     uint32_t *next = calloc(2 * (size_t)topo->nranks, sizeof *next);
-    int rc = k.uses && next ? 0 : GB_FAIL(GPUBRIDGE_ERR_NO_MEMORY, "no memory to check %u steps", plan->nsteps);
+    if (!k.uses || !next) {
+        free(k.uses);
+        free(next);
+        return GB_FAIL(GPUBRIDGE_ERR_NO_MEMORY, "no memory to check %u steps", plan->nsteps);
+    }
+    int rc = 0;
     for (uint32_t i = 0; i < plan->nsteps && !rc; i++) rc = check_step(&k, i, next);
     if (!rc && !topo->staged[rank] && plan->dev_bytes) rc = fail(0, "device scratch on a CPU rank");
     if (!rc && plan->nsteps <= MAX_PAIRWISE) rc = check_races(&k);

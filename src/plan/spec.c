@@ -68,10 +68,9 @@ uint64_t gb_chunk_elements(const struct gb_topo *topo, const struct gb_plan_spec
     else if (!is_by_pairs(spec))
         pieces = widest;
     bytes *= pieces < 8 ? pieces : 8;
-    /* and what all ranks' blocks stage at once stays bounded. */
-    uint64_t most = is_by_pairs(spec) ? 8 : 32;
-    if (!has_root(spec) && spec->op != GPUBRIDGE_ALL_REDUCE && bytes > spec->chunk_bytes * most / topo->nranks)
-        bytes = spec->chunk_bytes * most / topo->nranks;
+    /* and what a rank stages for all others at once stays bounded. */
+    uint64_t most = spec->chunk_bytes * (is_by_pairs(spec) ? 8 : 32) / topo->nranks;
+    if (spec->op != GPUBRIDGE_ALL_REDUCE && spec->op != GPUBRIDGE_BROADCAST && bytes > most) bytes = most;
     uint64_t elements = bytes / width / GB_GRID * GB_GRID;
     return elements ? elements : GB_GRID;
 }

@@ -46,8 +46,12 @@ int main(int argc, char **argv)
            t.worlds, t.ops, t.steps, t.messages, t.calls, t.failed);
     if (cases < 100) return t.failed != 0;
 
-    static const char *const names[] = {"", "forgotten dependencies", "shortened messages", "swapped vendor calls",
-                                        "folds in another order"};
+    static const char *const names[] = {"",
+                                        "forgotten dependencies",
+                                        "shortened messages",
+                                        "swapped vendor calls",
+                                        "folds in another order",
+                                        "crossed waits"};
     struct tally ignored = {0};
     for (int d = 1; d < SIM_DAMAGE_COUNT; d++) {
         for (uint64_t i = 0; i < cases && t.damaged[d] < 100; i++) {

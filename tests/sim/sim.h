@@ -95,6 +95,7 @@ enum sim_damage {
     SIM_SHORT_MESSAGE, /* one message is one byte shorter at its sender */
     SIM_SWAP_CALLS,    /* two vendor calls of one rank in the other order */
     SIM_WRONG_ORDER,   /* one fold takes its sources in another order */
+    SIM_CROSSED_WAIT,  /* two ranks each wait for the other's message before they send */
     SIM_DAMAGE_COUNT
 };
 
@@ -102,11 +103,12 @@ enum sim_damage {
 int sim_world_init(struct sim_world *world, uint64_t seed);
 void sim_world_fini(struct sim_world *world);
 void sim_world_print(const struct sim_world *world, FILE *file);
-/* 0: nothing in this world can be damaged like that. */
-int sim_world_damage(struct sim_world *world, enum sim_damage damage);
 int sim_fail(struct sim_world *world, const char *fmt, ...) __attribute__((format(printf, 2, 3)));
 /* The spec as one rank sees it. */
 struct gb_plan_spec sim_spec_of(const struct sim_op *op, uint32_t rank);
+
+/* damage.c.  0: nothing in this world can be damaged like that. */
+int sim_world_damage(struct sim_world *world, enum sim_damage damage);
 
 /* machine.c: runs it. */
 int sim_run(struct sim_world *world);
