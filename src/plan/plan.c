@@ -55,7 +55,7 @@ static int builder_init(struct gb_builder *b, int flat, uint64_t **zones)
     b->staged = t->staged[b->me];
     b->vendor = t->vendor[b->isl] && b->nloc > 1 && !flat;
     b->premul = gb_spec_reduces(b->spec) && b->spec->reduce_op == GPUBRIDGE_PREMUL_SUM;
-    b->depth = flat ? 1 : b->spec->depth < MAX_DEPTH ? b->spec->depth : MAX_DEPTH;
+    b->depth = b->spec->depth < MAX_DEPTH ? b->spec->depth : MAX_DEPTH;
     b->plan = calloc(1, sizeof *b->plan);
     b->send_xid = calloc(2 * (size_t)t->nranks, sizeof *b->send_xid);
     b->bump[0] = calloc(2 * (size_t)b->depth, sizeof *b->bump[0]);
