@@ -204,7 +204,8 @@ struct gpubridge_op {
 
 /* Checks and queues.  Never blocks for the network; blocks for memory at most until earlier operations finish. */
 GPUBRIDGE_CHECKED int gpubridge_submit(gpubridge_comm *comm, const struct gpubridge_op *op, gpubridge_request **request);
-/* Waits at most timeout_ns (<= 0: no limit but the operation's own deadline) for completion in host terms. */
+/* Waits at most timeout_ns (<= 0: no limit but the operation's own deadline) for completion in host terms.
+ * GPUBRIDGE_AGAIN: not finished yet, the operation goes on.  GPUBRIDGE_ERR_TIMEOUT: its own deadline passed. */
 GPUBRIDGE_CHECKED int gpubridge_request_wait(gpubridge_request *request, int64_t timeout_ns);
 /* GPUBRIDGE_OK when complete, GPUBRIDGE_AGAIN when not, or the error. */
 GPUBRIDGE_CHECKED int gpubridge_request_test(gpubridge_request *request);

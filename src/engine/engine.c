@@ -276,9 +276,7 @@ int gb_op_test(struct gb_op *op)
 
 int gb_engine_wait(struct gb_op *op, int64_t timeout_ns)
 {
-    if (wait_word(op->engine, &op->state, GB_OP_PENDING, &op->sleepers, timeout_ns))
-        return GB_FAIL(GPUBRIDGE_ERR_TIMEOUT, "the operation has not finished within %.3f s (it goes on)",
-                       (double)timeout_ns * 1e-9);
+    if (wait_word(op->engine, &op->state, GB_OP_PENDING, &op->sleepers, timeout_ns)) return GPUBRIDGE_AGAIN;
     return gb_op_test(op);
 }
 

@@ -50,8 +50,7 @@ void gb_engine_remove(struct gb_engine *engine, struct gb_group *group, int stat
  * the engine thread need not be woken. */
 struct gpubridge_op;
 int gb_engine_submit(struct gb_group *group, const struct gpubridge_op *desc, int run, struct gb_op **op) GB_NODISCARD;
-/* Waits until the operation finished or the timeout (<= 0: none) passed (GPUBRIDGE_ERR_TIMEOUT); its status otherwise.
- */
+/* Waits until the operation finished: its status; GPUBRIDGE_AGAIN when the timeout (<= 0: none) passed first. */
 int gb_engine_wait(struct gb_op *op, int64_t timeout_ns) GB_NODISCARD;
 /* Makes `stream` wait for the result: as soon as the device side is enqueued (recorded); host operations:
  * gb_engine_wait. */
