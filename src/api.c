@@ -144,6 +144,19 @@ int gpubridge_run(gpubridge_comm *comm, const struct gpubridge_op *op)
     return rc;
 }
 
+int gpubridge_run_for(gpubridge_comm *comm, const struct gpubridge_op *op, int64_t wait_ns, gpubridge_request **request)
+{
+    struct gb_op *made;
+    *request = NULL;
+    GB_TRY(submit(comm, op, 1, &made));
+    int rc = gb_engine_wait(made, wait_ns);
+    if (rc == GPUBRIDGE_AGAIN)
+        *request = (gpubridge_request *)(void *)made;
+    else
+        gb_op_put(made);
+    return rc;
+}
+
 int gpubridge_request_wait(gpubridge_request *request, int64_t timeout_ns)
 {
     if (!request) return GB_FAIL(GPUBRIDGE_ERR_INVALID, "the request is NULL");

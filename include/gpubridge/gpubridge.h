@@ -225,6 +225,10 @@ GPUBRIDGE_API void gpubridge_completions_stop(gpubridge_context *context);
 
 /* submit + wait + free in one call, for small blocking operations. */
 GPUBRIDGE_CHECKED int gpubridge_run(gpubridge_comm *comm, const struct gpubridge_op *op);
+/* The same, waiting at most wait_ns, for callers that must look at signals meanwhile.  GPUBRIDGE_OK or an error: finished, and
+ * *request is NULL.  GPUBRIDGE_AGAIN: the operation goes on behind *request; wait on it again soon. */
+GPUBRIDGE_CHECKED int gpubridge_run_for(gpubridge_comm *comm, const struct gpubridge_op *op, int64_t wait_ns,
+                                        gpubridge_request **request);
 
 /* The common operations by name: fill a struct gpubridge_op and submit it; *request may be NULL to wait here. */
 GPUBRIDGE_CHECKED int gpubridge_all_reduce(gpubridge_comm *comm, const void *send, void *recv, uint64_t count, int32_t dtype,

@@ -199,6 +199,7 @@ FUNCTIONS: list[tuple[str, Any, tuple[Any, ...]]] = [
     ("completions", c_int, (c_void_p, POINTER(c_uint64), c_int32, c_int64, POINTER(c_int32))),
     ("completions_stop", None, (c_void_p,)),
     ("run", c_int, (c_void_p, POINTER(Op))),
+    ("run_for", c_int, (c_void_p, POINTER(Op), c_int64, POINTER(c_void_p))),
     ("all_reduce", c_int, (c_void_p, c_void_p, c_void_p, c_uint64, c_int32, c_int32, c_void_p, POINTER(c_void_p))),
     ("broadcast", c_int, (c_void_p, c_void_p, c_uint64, c_int32, c_int32, c_void_p, POINTER(c_void_p))),
     ("all_gather", c_int, (c_void_p, c_void_p, c_void_p, c_uint64, c_int32, c_void_p, POINTER(c_void_p))),
