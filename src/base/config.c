@@ -93,7 +93,7 @@ static const struct gb_setting rows[] = {
      FIELD(checksum)},
     {.name = "GPUBRIDGE_SELF_TEST", .type = "off | on", .value = "on", .kind = KIND_CHOICE, .agreed = 1,
      .scope = GB_SCOPE_COMM,
-     .help = "A collective with a known result runs before the first one of a comm, so a wrong edge is found at once.",
+     .help = "Known bytes cross every new link both ways before a comm uses it, so a wrong edge is found at once.",
      FIELD(self_test)},
     {.name = "GPUBRIDGE_BLOCKING_WAIT", .type = "off | on", .value = "off", .kind = KIND_CHOICE,
      .help = "wait() on a GPU collective holds the host until the result is there, not only the stream.",

@@ -362,15 +362,19 @@ int gpubridge_comm_create(gpubridge_context *context, const struct gpubridge_com
     gb_engine_add(context->engine, &comm->group);
     gb_engine_call(context->engine, enlist, comm);
     rc = await_links(comm);
+    if (!rc && comm->settings.self_test) rc = gb_comm_self_test(comm);
     if (rc) goto err_remove;
     GB_INFO("group %s: %u ranks in %u islands, rank %u in island %s", comm->group.name, comm->group.size,
             comm->group.topo->nislands, comm->group.rank, context->island);
     *out = comm;
     return 0;
 
-err_remove:
+err_remove:;
+    char text[480];
+    snprintf(text, sizeof text, "%s", gb_err_text());
     gb_engine_call(context->engine, strike_off, comm);
     gb_engine_remove(context->engine, &comm->group, GPUBRIDGE_ERR_DESTROYED, "the group could not be made");
+    gb_err_put(text);
 err_free:
     comm_free(comm);
     return rc;

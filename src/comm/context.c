@@ -196,6 +196,7 @@ void gpubridge_context_destroy(gpubridge_context *context)
     if (context->leader_link) gb_link_put(context->leader_link);
     gb_net_close(context->net, context->farewell_status, context->farewell);
     free_lists(context);
+    free(context->proven);
     gb_pool_destroy(context->pool);
     pthread_mutex_destroy(&context->lock);
     free(context);

@@ -67,6 +67,8 @@ struct gpubridge_context {
     int farewell_status;         /* guarded by lock: the first culprit this process knows of goes into its GOODBYE */
     char farewell[400];          /* guarded by lock */
     struct gb_lost_link *lost;   /* guarded by lock */
+    struct gb_uuid *proven;      /* guarded by lock: peers whose link passed the self-test */
+    size_t nproven;              /* guarded by lock */
     struct gpubridge_comm *comms; /* engine role */
 };
 
@@ -90,6 +92,9 @@ struct gpubridge_comm {
 int gb_context_check(const gpubridge_context *context) GB_NODISCARD;
 /* A counted link to a member. */
 int gb_comm_get_link(gpubridge_comm *comm, uint32_t rank, struct gb_link **link) GB_NODISCARD;
+
+/* self_test.c: proves the links that are new to this process; fails with the edge named.  User thread. */
+int gb_comm_self_test(gpubridge_comm *comm) GB_NODISCARD;
 
 /* control.c: the engine's hooks */
 void gb_control_hooks(gpubridge_context *context, struct gb_engine_hooks *hooks);
