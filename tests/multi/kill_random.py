@@ -37,7 +37,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent.parent
-TRAIN = [str(ROOT / "examples" / "python" / "train_lm.py"), "--steps", "1000000"]
+TRAIN = [str(ROOT / "examples" / "python" / "train_lm.py"), "--steps", "1000000", "--log-every", "1"]
 NAMED_WITHIN_S = 5.0
 GONE_WITHIN_S = 20.0
 TORCHRUN_WITHIN_S = 60.0
