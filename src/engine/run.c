@@ -434,7 +434,6 @@ void gb_op_fail(struct gb_op *op, int status, const char *text)
     op->text = strdup(text ? text : "");
     op->ready_head = op->ready_tail = NULL;
     if (op->dev && op->is_started && op->staged_next != op) gb_launcher_abort(launcher_of(op), op->dev);
-    if (op->is_p2p && status == GPUBRIDGE_ERR_MISMATCH) return; /* nobody else is concerned */
     gb_group_abort(op->group, status, text, 1);
 }
 

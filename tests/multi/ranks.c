@@ -29,6 +29,7 @@ struct board { /* hellos of one comm */
 struct ranks {
     _Atomic int lock;
     _Atomic int met, round;
+    _Atomic int failed; /* a rank did: the others need not wait for it */
     int nboards;
     uint64_t words[MAX_RANKS * 64];
     char settings[MAX_RANKS][1024];
@@ -40,6 +41,15 @@ double now_s(void)
     struct timespec ts;
     clock_gettime(CLOCK_MONOTONIC, &ts);
     return (double)ts.tv_sec + 1e-9 * (double)ts.tv_nsec;
+}
+
+static void nap(struct ranks *shared, useconds_t us)
+{
+    if (atomic_load(&shared->failed)) {
+        fprintf(stderr, "another rank failed\n");
+        exit(1);
+    }
+    usleep(us);
 }
 
 static struct board *board_of(struct ranks *shared, const char *name)
@@ -88,7 +98,7 @@ int rank_try_comm(struct rank *rank, const char *name, const int *members, int c
     const void *hellos[MAX_RANKS];
     size_t bytes[MAX_RANKS];
     for (int i = 0; i < count; i++) {
-        while (!atomic_load(&board->slots[i].full)) usleep(100);
+        while (!atomic_load(&board->slots[i].full)) nap(rank->shared, 100);
         hellos[i] = board->slots[i].hello;
         bytes[i] = board->slots[i].bytes;
     }
@@ -110,7 +120,7 @@ void rank_meet(struct rank *rank)
         atomic_fetch_add(&rank->shared->round, 1);
         return;
     }
-    while (atomic_load(&rank->shared->round) == round) usleep(50);
+    while (atomic_load(&rank->shared->round) == round) nap(rank->shared, 50);
 }
 
 uint64_t *rank_words(struct rank *rank)
@@ -118,7 +128,7 @@ uint64_t *rank_words(struct rank *rank)
     return rank->shared->words;
 }
 
-static int reap(pid_t *pids, int size, int victim, double deadline, const char *what)
+static int reap(struct ranks *shared, pid_t *pids, int size, int victim, double deadline, const char *what)
 {
     int failed = 0, left = size;
     while (left) {
@@ -130,6 +140,7 @@ static int reap(pid_t *pids, int size, int victim, double deadline, const char *
             int died_as_wanted = i == victim && WIFSIGNALED(status);
             if ((WIFEXITED(status) && WEXITSTATUS(status) == 0) || died_as_wanted) continue;
             failed++;
+            atomic_store(&shared->failed, 1);
             if (WIFSIGNALED(status))
                 fprintf(stderr, "%s: rank %d died of signal %d\n", what, i, WTERMSIG(status));
             else
@@ -169,7 +180,7 @@ int ranks_run_victim(int size, const char *const *islands, const char *extra, in
         fflush(NULL);
         exit(0);
     }
-    int failed = reap(pids, size, victim, now_s() + limit_s, what);
+    int failed = reap(shared, pids, size, victim, now_s() + limit_s, what);
     munmap(shared, sizeof *shared);
     return failed;
 }
