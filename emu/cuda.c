@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
- * libgbemu_cuda.so: the CUDA driver API's names and numbers over core/.  Declared by hand from public documentation; only
- * the exported names that gpubridge opens (and a few that tests use).  NVRTC is in nvrtc.c, NCCL in nccl_api.c.  */
+ * libgbemu_cuda.so: the CUDA driver API's names and numbers over core/.  Declared by hand from public documentation;
+ * only the exported names that gpubridge opens (and a few that tests use).  NVRTC is in nvrtc.c, NCCL in nccl_api.c. */
 #include "core/emu.h"
 #include "core/hooks.h"
 
@@ -44,7 +44,10 @@ static int leave(struct emu_stream *s, int rc)
     return rc;
 }
 
-static void *ptr(devptr p) { return (void *)(uintptr_t)p; }
+static void *ptr(devptr p)
+{
+    return (void *)(uintptr_t)p;
+}
 
 /* ---- process, devices, contexts ---- */
 EMU_API int cuInit(unsigned flags)
@@ -90,29 +93,33 @@ EMU_API int cuDeviceTotalMem_v2(size_t *bytes, int device)
     return EMU_OK;
 }
 
+/* CU_DEVICE_ATTRIBUTE_*; what is not here is 0: no DMA-BUF, no GPUDirect RDMA. */
+static const struct {
+    int attribute, value;
+} attributes[] = {
+    {1, 1024}, /* threads per block */
+    {10, 32},  /* warp size */
+    {16, 4},   /* multiprocessors */
+    {41, 1},   /* unified addressing */
+    {91, 1},   /* host pointer usable for registered memory */
+    {92, 1},   /* stream memory operations */
+    {94, 1},   /* wait-value NOR */
+    {99, 1},   /* host register */
+    {122, 1},  /* stream memory operations, second version */
+};
+
 EMU_API int cuDeviceGetAttribute(int *value, int attribute, int device)
 {
     ENTER();
     if (!emu_dev_at(device)) return EMU_BAD_DEVICE;
-    int cc = 0;
-    sscanf(emu_conf()->arch, "sm_%d", &cc);
-    switch (attribute) {
-    case 1: *value = 1024; break;                             /* max threads per block */
-    case 10: *value = 32; break;                              /* warp size */
-    case 16: *value = 4; break;                               /* multiprocessors */
-    case 33: *value = emu_vendor.pci_bus_base + device; break; /* PCI bus */
-    case 34:                                                  /* PCI device */
-    case 50: *value = 0; break;                               /* PCI domain */
-    case 41: *value = 1; break;                               /* unified addressing */
-    case 75: *value = cc / 10; break;
-    case 76: *value = cc % 10; break;
-    case 92: *value = 1; break; /* stream memory operations (v1 number) */
-    case 94: *value = 1; break; /* wait-value NOR */
-    case 99: *value = 1; break; /* host register */
-    case 91: *value = 1; break; /* host pointer usable for registered memory */
-    case 122: *value = 1; break; /* stream memory operations v2: NOR */
-    default: *value = 0; break;  /* no DMA-BUF, no GPUDirect RDMA */
-    }
+    int capability = 0;
+    sscanf(emu_conf()->arch, "sm_%d", &capability);
+    *value = 0;
+    if (attribute == 33) *value = emu_vendor.pci_bus_base + device;
+    if (attribute == 75) *value = capability / 10;
+    if (attribute == 76) *value = capability % 10;
+    for (size_t i = 0; i < sizeof attributes / sizeof attributes[0]; i++)
+        if (attributes[i].attribute == attribute) *value = attributes[i].value;
     return EMU_OK;
 }
 
@@ -270,26 +277,34 @@ EMU_API int cuMemGetAddressRange_v2(devptr *base, size_t *size, devptr p)
     return EMU_OK;
 }
 
-/* CU_POINTER_ATTRIBUTE_*.  False for an attribute or pointer that is not known. */
+/* Bytes of a CU_POINTER_ATTRIBUTE_*; 0 for one that is not known here. */
+static size_t attribute_bytes(int attribute)
+{
+    static const unsigned char bytes[] = {
+        [1] = 8, [2] = 4, [3] = 8, [4] = 8, [6] = 4, [7] = 8, [8] = 4, [9] = 4, [11] = 8, [12] = 8, [13] = 4};
+    return attribute > 0 && attribute < (int)sizeof bytes ? bytes[attribute] : 0;
+}
+
+/* False for an attribute or pointer that is not known. */
 static bool pointer_attribute(void *out, int attribute, devptr p)
 {
     struct emu_mem_info info;
-    if (!emu_mem_query(ptr(p), &info)) return false;
+    size_t bytes = attribute_bytes(attribute);
+    if (!bytes || !emu_mem_query(ptr(p), &info)) return false;
     bool on_device = info.kind == EMU_MEM_DEVICE;
-    switch (attribute) {
-    case 1: *(void **)out = emu_dev_at(info.device)->context; return true;
-    case 2: *(unsigned *)out = on_device ? 2 : 1; return true;
-    case 3: *(devptr *)out = p; return true;
-    case 4: *(void **)out = on_device ? NULL : ptr(p); return !on_device;
-    case 6:
-    case 8: *(unsigned *)out = 0; return true;
-    case 7: *(unsigned long long *)out = (uintptr_t)info.base; return true;
-    case 9: *(int *)out = info.device; return true;
-    case 11: *(devptr *)out = (uintptr_t)info.base; return true;
-    case 12: *(size_t *)out = info.size; return true;
-    case 13: *(unsigned *)out = 1; return true;
-    default: return false;
-    }
+    if (attribute == 4 && on_device) return false;
+    const unsigned long long values[] = {[1] = (uintptr_t)emu_dev_at(info.device)->context,
+                                         [2] = on_device ? 2 : 1,
+                                         [3] = p,
+                                         [4] = p,
+                                         [7] = (uintptr_t)info.base,
+                                         [9] = (unsigned)info.device,
+                                         [11] = (uintptr_t)info.base,
+                                         [12] = info.size,
+                                         [13] = 1};
+    unsigned narrow = (unsigned)values[attribute];
+    memcpy(out, bytes == 8 ? (const void *)&values[attribute] : &narrow, bytes);
+    return true;
 }
 
 EMU_API int cuPointerGetAttribute(void *out, int attribute, devptr p)
@@ -299,14 +314,11 @@ EMU_API int cuPointerGetAttribute(void *out, int attribute, devptr p)
 }
 
 /* Unlike the single query, plain host memory succeeds, with zeroes. */
-EMU_API int cuPointerGetAttributes(unsigned count, const int *attributes, void **out, devptr p)
+EMU_API int cuPointerGetAttributes(unsigned count, const int *wanted, void **out, devptr p)
 {
     ENTER();
-    for (unsigned i = 0; i < count; i++) {
-        int a = attributes[i];
-        if (pointer_attribute(out[i], a, p)) continue;
-        memset(out[i], 0, a == 1 || a == 3 || a == 4 || a == 7 || a == 11 || a == 12 ? 8 : 4);
-    }
+    for (unsigned i = 0; i < count; i++)
+        if (!pointer_attribute(out[i], wanted[i], p)) memset(out[i], 0, attribute_bytes(wanted[i]));
     return EMU_OK;
 }
 
@@ -350,7 +362,10 @@ EMU_API int cuStreamCreateWithPriority(void **out, unsigned flags, int priority)
     return rc;
 }
 
-EMU_API int cuStreamCreate(void **out, unsigned flags) { return cuStreamCreateWithPriority(out, flags, 0); }
+EMU_API int cuStreamCreate(void **out, unsigned flags)
+{
+    return cuStreamCreateWithPriority(out, flags, 0);
+}
 
 EMU_API int cuStreamDestroy_v2(void *stream)
 {
@@ -383,8 +398,8 @@ EMU_API int cuStreamIsCapturing(void *stream, int *status)
     return leave(s, EMU_OK);
 }
 
-EMU_API int cuStreamGetCaptureInfo_v2(void *stream, int *status, unsigned long long *id, void **graph, const void **deps,
-                                      size_t *count)
+EMU_API int cuStreamGetCaptureInfo_v2(void *stream, int *status, unsigned long long *id, void **graph,
+                                      const void **deps, size_t *count)
 {
     ENTER_STREAM(stream);
     *status = hook_capturing();
@@ -530,7 +545,8 @@ static const struct {
     {EMU_LAUNCH_FAILED, "CUDA_ERROR_LAUNCH_FAILED", "unspecified launch failure"},
     {EMU_NOT_PERMITTED, "CUDA_ERROR_NOT_PERMITTED", "operation not permitted"},
     {EMU_NOT_SUPPORTED, "CUDA_ERROR_NOT_SUPPORTED", "operation not supported"},
-    {EMU_CAPTURE_UNSUPPORTED, "CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED", "operation not permitted when stream is capturing"},
+    {EMU_CAPTURE_UNSUPPORTED, "CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED",
+     "operation not permitted when stream is capturing"},
 };
 
 static int find_error(int code)

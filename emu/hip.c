@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
- * libgbemu_hip.so: HIP's names and numbers over core/.  Declared by hand from public documentation; only the exported names
- * that gpubridge opens (and a few that tests use).  hipRTC is in hiprtc.c, RCCL in nccl_api.c.  */
+ * libgbemu_hip.so: HIP's names and numbers over core/.  Declared by hand from public documentation; only the exported
+ * names that gpubridge opens (and a few that tests use).  hipRTC is in hiprtc.c, RCCL in nccl_api.c.  */
 #include "core/emu.h"
 #include "core/hooks.h"
 
@@ -92,19 +92,24 @@ EMU_API int hipGetDevice(int *device)
     return EMU_OK;
 }
 
+/* hipDeviceAttribute_t; what is not here is 0: no DMA-BUF. */
+static const struct {
+    int attribute, value;
+} attributes[] = {
+    {4, 1},     /* host pointer usable for registered memory */
+    {63, 4},    /* multiprocessors */
+    {87, 64},   /* wave size */
+    {90, 1},    /* host register */
+    {10013, 1}, /* wait-value */
+};
+
 EMU_API int hipDeviceGetAttribute(int *value, int attribute, int device)
 {
     ENTER();
     if (!emu_dev_at(device)) return keep(EMU_BAD_DEVICE);
-    switch (attribute) {
-    case 4: *value = 1; break;                                 /* host pointer usable for registered memory */
-    case 63: *value = 4; break;                                /* multiprocessors */
-    case 67: *value = emu_vendor.pci_bus_base + device; break; /* PCI bus */
-    case 87: *value = 64; break;                               /* wave size */
-    case 90: *value = 1; break;                                /* host register */
-    case 10013: *value = 1; break;                             /* wait-value */
-    default: *value = 0; break;                                /* PCI device 68, domain 69; no DMA-BUF 93 */
-    }
+    *value = attribute == 67 ? emu_vendor.pci_bus_base + device : 0;
+    for (size_t i = 0; i < sizeof attributes / sizeof attributes[0]; i++)
+        if (attributes[i].attribute == attribute) *value = attributes[i].value;
     return EMU_OK;
 }
 
@@ -132,7 +137,10 @@ EMU_API int hipDeviceGetUuid(unsigned char *out, int device)
     return EMU_OK;
 }
 
-static void put_int(unsigned char *at, int value) { memcpy(at, &value, sizeof value); }
+static void put_int(unsigned char *at, int value)
+{
+    memcpy(at, &value, sizeof value);
+}
 
 /* The layout of ROCm 6.0 to 7.2: 1472 bytes. */
 EMU_API int hipGetDevicePropertiesR0600(unsigned char *out, int device)
@@ -252,9 +260,9 @@ EMU_API int hipMemGetAddressRange(void **base, size_t *size, void *p)
 }
 
 struct pointer_attributes {
-    int      type, device;
-    void    *device_pointer, *host_pointer;
-    int      managed;
+    int type, device;
+    void *device_pointer, *host_pointer;
+    int managed;
     unsigned flags;
 };
 
@@ -300,7 +308,10 @@ EMU_API int hipStreamCreateWithPriority(void **out, unsigned flags, int priority
     return keep(rc);
 }
 
-EMU_API int hipStreamCreateWithFlags(void **out, unsigned flags) { return hipStreamCreateWithPriority(out, flags, 0); }
+EMU_API int hipStreamCreateWithFlags(void **out, unsigned flags)
+{
+    return hipStreamCreateWithPriority(out, flags, 0);
+}
 
 EMU_API int hipStreamDestroy(void *stream)
 {
@@ -439,7 +450,10 @@ EMU_API int hipGetLastError(void)
     return rc;
 }
 
-EMU_API int hipPeekAtLastError(void) { return last_error; }
+EMU_API int hipPeekAtLastError(void)
+{
+    return last_error;
+}
 
 static const struct {
     int code;

@@ -19,15 +19,19 @@ EMU_API int hiprtcVersion(int *major, int *minor)
 EMU_API const char *hiprtcGetErrorString(int code)
 {
     static const char *const names[] = {
-        "HIPRTC_SUCCESS",          "HIPRTC_ERROR_OUT_OF_MEMORY",    "HIPRTC_ERROR_PROGRAM_CREATION_FAILURE",
-        "HIPRTC_ERROR_INVALID_INPUT", "HIPRTC_ERROR_INVALID_PROGRAM", "HIPRTC_ERROR_INVALID_OPTION",
+        "HIPRTC_SUCCESS",
+        "HIPRTC_ERROR_OUT_OF_MEMORY",
+        "HIPRTC_ERROR_PROGRAM_CREATION_FAILURE",
+        "HIPRTC_ERROR_INVALID_INPUT",
+        "HIPRTC_ERROR_INVALID_PROGRAM",
+        "HIPRTC_ERROR_INVALID_OPTION",
         "HIPRTC_ERROR_COMPILATION",
     };
     return code >= 0 && code < (int)(sizeof names / sizeof names[0]) ? names[code] : "HIPRTC_ERROR_INTERNAL_ERROR";
 }
 
 EMU_API int hiprtcCreateProgram(void **out, const char *source, const char *name, int headers, const char *const *texts,
-                               const char *const *names)
+                                const char *const *names)
 {
     ENTER();
     return emu_rtc_create(source, name, headers, out);

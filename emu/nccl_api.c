@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
- * NCCL's and RCCL's names (they are the same) over core/nccl_*.c: argument checks, groups, results.  A group belongs to the
- * thread that opened it.  */
+ * NCCL's and RCCL's names (they are the same) over core/nccl_*.c: argument checks, groups, results.  A group belongs to
+ * the thread that opened it.  */
 #include "core/nccl.h"
 
 #include <limits.h>
@@ -14,11 +14,11 @@ typedef struct nccl_comm *comm_t;
 
 /* The layout of 2.17 and 2.18; later ones append. */
 struct config {
-    size_t      size;
-    unsigned    magic, version;
-    int         blocking, cga, min_ctas, max_ctas;
+    size_t size;
+    unsigned magic, version;
+    int blocking, cga, min_ctas, max_ctas;
     const char *net;
-    int         split_share;
+    int split_share;
 };
 
 /* The calling thread's open group. */
@@ -66,16 +66,22 @@ EMU_API int ncclGetVersion(int *version)
 EMU_API const char *ncclGetErrorString(int result)
 {
     static const char *const text[] = {
-        "no error",         "unhandled cuda error (run with NCCL_DEBUG=INFO for details)",
+        "no error",
+        "unhandled cuda error (run with NCCL_DEBUG=INFO for details)",
         "unhandled system error (run with NCCL_DEBUG=INFO for details)",
-        "internal error",   "invalid argument",
-        "invalid usage",    "remote process exited or there was a network error",
+        "internal error",
+        "invalid argument",
+        "invalid usage",
+        "remote process exited or there was a network error",
         "NCCL operation in progress",
     };
     return result >= 0 && result <= NCCL_IN_PROGRESS ? text[result] : "unknown result code";
 }
 
-EMU_API const char *ncclGetLastError(comm_t comm) { return nccl_last_error(); }
+EMU_API const char *ncclGetLastError(comm_t comm)
+{
+    return nccl_last_error();
+}
 
 EMU_API int ncclGetUniqueId(struct nccl_id *id)
 {
@@ -100,7 +106,8 @@ static int check_config(const struct config *cfg, bool *blocking)
         /* As in the real library: an unset maximum below a set minimum is an error. */
         if (cfg->max_ctas != INT_MIN || cfg->min_ctas != INT_MIN) c.max_ctas = cfg->max_ctas;
     }
-    if (c.blocking != 0 && c.blocking != 1) return nccl_error(NCCL_INVALID_ARGUMENT, "ncclConfig_t: blocking %d", c.blocking);
+    if (c.blocking != 0 && c.blocking != 1)
+        return nccl_error(NCCL_INVALID_ARGUMENT, "ncclConfig_t: blocking %d", c.blocking);
     if (c.cga < 0 || c.cga > 8 || c.min_ctas <= 0 || c.max_ctas <= 0 || c.min_ctas > c.max_ctas)
         return nccl_error(NCCL_INVALID_ARGUMENT, "ncclConfig_t: cga %d, minCTAs %d, maxCTAs %d", c.cga, c.min_ctas,
                           c.max_ctas);
@@ -108,7 +115,10 @@ static int check_config(const struct config *cfg, bool *blocking)
     return NCCL_OK;
 }
 
-static int join_job(comm_t c, void *arg) { return nccl_comm_join(c); }
+static int join_job(comm_t c, void *arg)
+{
+    return nccl_comm_join(c);
+}
 
 /* Ends a communicator that never came to be. */
 static int join_now(comm_t *out, comm_t c)
@@ -143,7 +153,8 @@ static int init_rank(comm_t *out, int nranks, const struct nccl_id *id, int rank
         return nccl_background(c, join_job, NULL);
     }
     if (group.depth == 0) return join_now(out, c);
-    if (group.init_count == MAX_INITS) return nccl_error(NCCL_INVALID_USAGE, "more than %d inits in a group", MAX_INITS);
+    if (group.init_count == MAX_INITS)
+        return nccl_error(NCCL_INVALID_USAGE, "more than %d inits in a group", MAX_INITS);
     group.inits[group.init_count] = out;
     group.init[group.init_count++] = c;
     return NCCL_OK;
@@ -405,8 +416,7 @@ static int check_call(comm_t c, struct nccl_call *k)
         return nccl_error(NCCL_INVALID_ARGUMENT, "rank %d of %d", k->root, c->nranks);
     if (reduces && !nccl_can_reduce(k->dtype))
         return nccl_error(NCCL_INVALID_ARGUMENT, "8-bit floats are moved, not reduced, here");
-    if (k->op < 0 || k->op >= NCCL_BUILTIN_OPS + NCCL_DYN_OPS)
-        return nccl_error(NCCL_INVALID_ARGUMENT, "op %d", k->op);
+    if (k->op < 0 || k->op >= NCCL_BUILTIN_OPS + NCCL_DYN_OPS) return nccl_error(NCCL_INVALID_ARGUMENT, "op %d", k->op);
     if (k->op >= NCCL_BUILTIN_OPS) {
         pthread_mutex_lock(&c->mu);
         k->dyn = c->dyn[k->op - NCCL_BUILTIN_OPS];
@@ -463,44 +473,83 @@ static int operation(comm_t handle, struct nccl_call k, void *stream)
 
 EMU_API int ncclSend(const void *buffer, size_t count, int dtype, int peer, comm_t comm, void *stream)
 {
-    return operation(comm, (struct nccl_call){.kind = NCCL_SEND, .send = buffer, .count = count, .dtype = dtype,
-                                              .root = peer, .api = __func__}, stream);
+    return operation(
+        comm,
+        (struct nccl_call){
+            .kind = NCCL_SEND, .send = buffer, .count = count, .dtype = dtype, .root = peer, .api = __func__},
+        stream);
 }
 
 EMU_API int ncclRecv(void *buffer, size_t count, int dtype, int peer, comm_t comm, void *stream)
 {
-    return operation(comm, (struct nccl_call){.kind = NCCL_RECV, .recv = buffer, .count = count, .dtype = dtype,
-                                              .root = peer, .api = __func__}, stream);
+    return operation(
+        comm,
+        (struct nccl_call){
+            .kind = NCCL_RECV, .recv = buffer, .count = count, .dtype = dtype, .root = peer, .api = __func__},
+        stream);
 }
 
 EMU_API int ncclAllReduce(const void *send, void *recv, size_t count, int dtype, int op, comm_t comm, void *stream)
 {
-    return operation(comm, (struct nccl_call){.kind = NCCL_ALL_REDUCE, .send = send, .recv = recv, .count = count,
-                                              .dtype = dtype, .op = op, .api = __func__}, stream);
+    return operation(comm,
+                     (struct nccl_call){.kind = NCCL_ALL_REDUCE,
+                                        .send = send,
+                                        .recv = recv,
+                                        .count = count,
+                                        .dtype = dtype,
+                                        .op = op,
+                                        .api = __func__},
+                     stream);
 }
 
 EMU_API int ncclReduceScatter(const void *send, void *recv, size_t count, int dtype, int op, comm_t comm, void *stream)
 {
-    return operation(comm, (struct nccl_call){.kind = NCCL_REDUCE_SCATTER, .send = send, .recv = recv, .count = count,
-                                              .dtype = dtype, .op = op, .api = __func__}, stream);
+    return operation(comm,
+                     (struct nccl_call){.kind = NCCL_REDUCE_SCATTER,
+                                        .send = send,
+                                        .recv = recv,
+                                        .count = count,
+                                        .dtype = dtype,
+                                        .op = op,
+                                        .api = __func__},
+                     stream);
 }
 
 EMU_API int ncclAllGather(const void *send, void *recv, size_t count, int dtype, comm_t comm, void *stream)
 {
-    return operation(comm, (struct nccl_call){.kind = NCCL_ALL_GATHER, .send = send, .recv = recv, .count = count,
-                                              .dtype = dtype, .api = __func__}, stream);
+    return operation(
+        comm,
+        (struct nccl_call){
+            .kind = NCCL_ALL_GATHER, .send = send, .recv = recv, .count = count, .dtype = dtype, .api = __func__},
+        stream);
 }
 
 EMU_API int ncclBroadcast(const void *send, void *recv, size_t count, int dtype, int root, comm_t comm, void *stream)
 {
-    return operation(comm, (struct nccl_call){.kind = NCCL_BROADCAST, .send = send, .recv = recv, .count = count,
-                                              .dtype = dtype, .root = root, .api = __func__}, stream);
+    return operation(comm,
+                     (struct nccl_call){.kind = NCCL_BROADCAST,
+                                        .send = send,
+                                        .recv = recv,
+                                        .count = count,
+                                        .dtype = dtype,
+                                        .root = root,
+                                        .api = __func__},
+                     stream);
 }
 
-EMU_API int ncclReduce(const void *send, void *recv, size_t count, int dtype, int op, int root, comm_t comm, void *stream)
+EMU_API int ncclReduce(const void *send, void *recv, size_t count, int dtype, int op, int root, comm_t comm,
+                       void *stream)
 {
-    return operation(comm, (struct nccl_call){.kind = NCCL_REDUCE, .send = send, .recv = recv, .count = count,
-                                              .dtype = dtype, .op = op, .root = root, .api = __func__}, stream);
+    return operation(comm,
+                     (struct nccl_call){.kind = NCCL_REDUCE,
+                                        .send = send,
+                                        .recv = recv,
+                                        .count = count,
+                                        .dtype = dtype,
+                                        .op = op,
+                                        .root = root,
+                                        .api = __func__},
+                     stream);
 }
 
 EMU_API int ncclRedOpCreatePreMulSum(int *op, void *scalar, int dtype, int residence, comm_t comm)

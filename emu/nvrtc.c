@@ -19,8 +19,12 @@ EMU_API int nvrtcVersion(int *major, int *minor)
 EMU_API const char *nvrtcGetErrorString(int code)
 {
     static const char *const names[] = {
-        "NVRTC_SUCCESS",          "NVRTC_ERROR_OUT_OF_MEMORY",    "NVRTC_ERROR_PROGRAM_CREATION_FAILURE",
-        "NVRTC_ERROR_INVALID_INPUT", "NVRTC_ERROR_INVALID_PROGRAM", "NVRTC_ERROR_INVALID_OPTION",
+        "NVRTC_SUCCESS",
+        "NVRTC_ERROR_OUT_OF_MEMORY",
+        "NVRTC_ERROR_PROGRAM_CREATION_FAILURE",
+        "NVRTC_ERROR_INVALID_INPUT",
+        "NVRTC_ERROR_INVALID_PROGRAM",
+        "NVRTC_ERROR_INVALID_OPTION",
         "NVRTC_ERROR_COMPILATION",
     };
     return code >= 0 && code < (int)(sizeof names / sizeof names[0]) ? names[code] : "NVRTC_ERROR_INTERNAL_ERROR";

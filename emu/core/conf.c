@@ -14,9 +14,9 @@
 #define MAX_FAULTS 16
 
 struct fault {
-    char     api[48];
+    char api[48];
     unsigned nth; /* 0: every call */
-    int      code;
+    int code;
     unsigned delay_us;
     unsigned seen; /* guarded by fault_mu */
 };

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  * Devices, primary contexts, what the calling thread has current, and the driver's lock per device.  The lock is not
- * ours to protect data with: it reproduces which calls of which threads stand still while a free waits for the device.  */
+ * ours to protect data with: it reproduces which calls of which threads stand still while a free waits for the device.
+ */
 #include "emu.h"
 
 #include <fcntl.h>
@@ -16,7 +17,10 @@ static pthread_once_t devices_once = PTHREAD_ONCE_INIT;
 static _Atomic int initialised;
 static _Atomic int forked;
 
-static void after_fork(void) { atomic_store(&forked, 1); }
+static void after_fork(void)
+{
+    atomic_store(&forked, 1);
+}
 
 static void report_leaks(void)
 {
@@ -39,7 +43,10 @@ static void make_devices(void)
     if (emu_conf()->leaks) atexit(report_leaks);
 }
 
-int emu_dev_count(void) { return emu_conf()->devices; }
+int emu_dev_count(void)
+{
+    return emu_conf()->devices;
+}
 
 struct emu_dev *emu_dev_at(int index)
 {
@@ -145,7 +152,10 @@ int emu_gate(struct emu_dev *dev)
 }
 
 /* Statuses after which real hardware refuses every later call of the process. */
-static bool is_fatal(int status) { return (status >= 700 && status <= 720 && status != 712 && status != 713) || status == 214; }
+static bool is_fatal(int status)
+{
+    return (status >= 700 && status <= 720 && status != 712 && status != 713) || status == 214;
+}
 
 int emu_enter(const char *api, struct emu_dev **dev)
 {

@@ -42,31 +42,31 @@ struct emu_vendor {
     const char *name;         /* "cuda": log word, and part of every image */
     const char *arch;         /* default of GBEMU_ARCH */
     const char *device_name;  /* marketing name, "emulated" included */
-    bool        needs_context; /* error 201 without a current context (CUDA); else per-thread device (HIP) */
-    bool        cyclic_wait;   /* GEQ of wait-value compares (int32)(*p - v) >= 0 */
-    int         nccl_version;  /* default of GBEMU_NCCL_VERSION */
-    int         driver_version;
-    int         pci_bus_base;
+    bool needs_context; /* error 201 without a current context (CUDA); else per-thread device (HIP) */
+    bool cyclic_wait;   /* GEQ of wait-value compares (int32)(*p - v) >= 0 */
+    int nccl_version;  /* default of GBEMU_NCCL_VERSION */
+    int driver_version;
+    int pci_bus_base;
 };
 extern const struct emu_vendor emu_vendor;
 
 /* ---- conf.c: settings, read once from the environment (README.md lists them) ---- */
 enum emu_rtc_mode { EMU_RTC_AUTO, EMU_RTC_TWIN, EMU_RTC_GCC };
 struct emu_conf {
-    uint64_t          seed;
-    unsigned          delay_us;
-    unsigned          queue;
-    int               devices;
-    bool              guard;
-    int               strict;
-    bool              leaks;
-    bool              eager;
-    bool              capturing;
-    size_t            quarantine_bytes;
+    uint64_t seed;
+    unsigned delay_us;
+    unsigned queue;
+    int devices;
+    bool guard;
+    int strict;
+    bool leaks;
+    bool eager;
+    bool capturing;
+    size_t quarantine_bytes;
     enum emu_rtc_mode rtc;
-    int               nccl_version;
-    int               driver_version;
-    char              arch[64];
+    int nccl_version;
+    int driver_version;
+    char arch[64];
 };
 const struct emu_conf *emu_conf(void);
 /* The injected status of this call of `api` (GBEMU_FAIL), or 0; also sleeps what GBEMU_SLOW asks for. */
@@ -76,64 +76,64 @@ void emu_complain(const char *fmt, ...) __attribute__((format(printf, 1, 2)));
 /* The same whatever GBEMU_STRICT says. */
 void emu_say(const char *fmt, ...) __attribute__((format(printf, 1, 2)));
 uint64_t emu_now_ns(void);
-void     emu_sleep_us(unsigned us);
+void emu_sleep_us(unsigned us);
 /* xorshift64*; `state` must not be 0. */
 uint64_t emu_rand(uint64_t *state);
 
 /* ---- obj.c: handles.  Every object starts with this head; dead ones stay in quarantine so that use is caught. ---- */
 enum emu_kind { EMU_STREAM = 1, EMU_EVENT, EMU_MODULE, EMU_FUNCTION, EMU_COMM, EMU_PROGRAM, EMU_CONTEXT, EMU_KINDS };
 struct emu_obj {
-    enum emu_kind   kind;
-    bool            alive;  /* guarded by the table's lock */
-    int             refs;   /* guarded by the table's lock */
-    struct emu_dev *dev;    /* NULL: no device */
+    enum emu_kind kind;
+    bool alive; /* guarded by the table's lock */
+    int refs; /* guarded by the table's lock */
+    struct emu_dev *dev; /* NULL: no device */
     void (*fini)(void *obj); /* runs once nobody uses the object any more; may be NULL */
-    struct emu_obj *next;    /* quarantine */
+    struct emu_obj *next; /* quarantine */
 };
 /* Zeroed, alive, one reference (the handle's). */
 void *emu_obj_new(enum emu_kind kind, size_t size, struct emu_dev *dev);
 /* NULL after a complaint when `handle` is not a live object of this kind; else takes a reference. */
 void *emu_obj_get(enum emu_kind kind, const void *handle);
-void  emu_obj_ref(void *obj);
-void  emu_obj_put(void *obj);
+void emu_obj_ref(void *obj);
+void emu_obj_put(void *obj);
 /* Ends the handle: later uses are caught.  Gives back the handle's reference. */
 void emu_obj_end(void *obj);
 /* Ends every handle of a device but its contexts (primary context torn down). */
 void emu_obj_end_device(struct emu_dev *dev);
-int  emu_obj_count(enum emu_kind kind);
+int emu_obj_count(enum emu_kind kind);
 
 /* ---- device.c: devices, contexts, the calling thread, the driver's lock ---- */
 struct emu_stream;
 struct emu_dev {
-    int                index;
-    pthread_mutex_t    mu;
-    pthread_cond_t     cv;
-    struct emu_stream *streams;   /* guarded by mu */
-    struct emu_stream *legacy;    /* guarded by mu */
-    uint64_t           pending;   /* operations not finished on all streams; guarded by mu */
-    bool               exclusive; /* a free (or eager load) holds the driver; guarded by mu */
-    unsigned           generation; /* context teardowns so far; guarded by mu */
-    int                retained;  /* primary context count; guarded by mu */
-    struct emu_obj    *context;   /* guarded by mu; NULL before the first retain */
-    _Atomic int        sticky;    /* first fatal status: every later call returns it */
+    int index;
+    pthread_mutex_t mu;
+    pthread_cond_t cv;
+    struct emu_stream *streams; /* guarded by mu */
+    struct emu_stream *legacy; /* guarded by mu */
+    uint64_t pending; /* operations not finished on all streams; guarded by mu */
+    bool exclusive; /* a free (or eager load) holds the driver; guarded by mu */
+    unsigned generation; /* context teardowns so far; guarded by mu */
+    int retained; /* primary context count; guarded by mu */
+    struct emu_obj *context; /* guarded by mu; NULL before the first retain */
+    _Atomic int sticky; /* first fatal status: every later call returns it */
 };
 struct emu_thread {
-    const char     *api;
-    bool            in_callback;
+    const char *api;
+    bool in_callback;
     struct emu_obj *context; /* CUDA: current context (a reference is not held: contexts are never freed) */
-    int             device;  /* HIP: current device */
-    int             capture_mode;
+    int device; /* HIP: current device */
+    int capture_mode;
 };
 extern _Thread_local struct emu_thread emu_thread;
 
-int             emu_dev_count(void);
+int emu_dev_count(void);
 struct emu_dev *emu_dev_at(int index); /* NULL when out of range */
-void            emu_dev_uuid(int index, unsigned char out[16]);
-void            emu_dev_pci(int index, char *out, size_t size);
+void emu_dev_uuid(int index, unsigned char out[16]);
+void emu_dev_pci(int index, char *out, size_t size);
 /* 64-bit host identity: NCCL_HOSTID, or the boot id. */
 uint64_t emu_host_id(void);
-int      emu_dev_retain(struct emu_dev *dev, struct emu_obj **context);
-int      emu_dev_release(struct emu_dev *dev);
+int emu_dev_retain(struct emu_dev *dev, struct emu_obj **context);
+int emu_dev_release(struct emu_dev *dev);
 /* Marks emulator as initialised in this process (cuInit); calls before it return 3 where the vendor says so. */
 int emu_init(void);
 /* Start of every API call: fork, callback and fault checks.  With `dev`: resolves the calling thread's device, waits
@@ -154,10 +154,10 @@ void emu_dev_fail(struct emu_dev *dev, int status);
 enum emu_mem { EMU_MEM_DEVICE, EMU_MEM_PINNED, EMU_MEM_REGISTERED };
 struct emu_mem_info {
     enum emu_mem kind;
-    int          device;
-    void        *base;
-    size_t       size;
-    unsigned     flags;
+    int device;
+    void *base;
+    size_t size;
+    unsigned flags;
 };
 int emu_mem_alloc(struct emu_dev *dev, enum emu_mem kind, size_t size, unsigned flags, void **out);
 /* Takes the driver exclusively (see emu_exclusive_begin). */
@@ -170,21 +170,21 @@ bool emu_mem_query(const void *p, struct emu_mem_info *out);
 void *emu_mem_view(const void *p, size_t size, const char *api);
 /* Alias of a pointer argument of a kernel: like emu_mem_view with an unknown size. */
 void *emu_mem_alias(const void *p);
-void  emu_mem_count(int out[3]);
+void emu_mem_count(int out[3]);
 
 /* ---- stream.c ---- */
 struct emu_op;
 struct emu_stream {
-    struct emu_obj     obj;
-    pthread_mutex_t    mu;
-    pthread_cond_t     cv;
-    struct emu_op     *head, **tail;             /* guarded by mu */
-    uint64_t           submitted, done, pending; /* guarded by mu */
-    bool               closing;                  /* guarded by mu */
-    bool               nonblocking;
-    bool               condemned; /* guarded by dev->mu */
-    unsigned           id;
-    uint64_t           rng; /* worker only */
+    struct emu_obj obj;
+    pthread_mutex_t mu;
+    pthread_cond_t cv;
+    struct emu_op *head, **tail; /* guarded by mu */
+    uint64_t submitted, done, pending; /* guarded by mu */
+    bool closing; /* guarded by mu */
+    bool nonblocking;
+    bool condemned; /* guarded by dev->mu */
+    unsigned id;
+    uint64_t rng; /* worker only */
     struct emu_stream *next; /* guarded by dev->mu */
 };
 typedef void emu_run_fn(struct emu_stream *stream, const char *api, void *arg);
@@ -194,9 +194,9 @@ int emu_stream_destroy(struct emu_dev *dev, void *handle);
 void emu_stream_destroy_all(struct emu_dev *dev);
 /* Resolves a handle (0 and 1: legacy default, 2: per thread) and takes a reference; NULL after a complaint. */
 struct emu_stream *emu_stream_get(struct emu_dev *dev, void *handle);
-int                emu_stream_query(struct emu_stream *s);
-int                emu_stream_sync(struct emu_stream *s);
-int                emu_dev_sync(struct emu_dev *dev);
+int emu_stream_query(struct emu_stream *s);
+int emu_stream_sync(struct emu_stream *s);
+int emu_dev_sync(struct emu_dev *dev);
 /* Queues run(arg) with a copy of `size` bytes of arg; `drop` (may be NULL) frees what arg owns, after run or instead.
  * Blocks while the queue is full.  Returns the operation's number in `seq` (may be NULL). */
 int emu_post(struct emu_stream *s, emu_run_fn *run, void (*drop)(void *arg), const void *arg, size_t size,

@@ -15,7 +15,10 @@ EMU_API void gbemu_set_capturing(int status);
 EMU_API unsigned long long gbemu_pending(int device);
 EMU_API const char *gbemu_vendor(void);
 
-void gbemu_set_capturing(int status) { atomic_store(&capturing, status); }
+void gbemu_set_capturing(int status)
+{
+    atomic_store(&capturing, status);
+}
 
 unsigned long long gbemu_pending(int device)
 {
@@ -27,4 +30,7 @@ unsigned long long gbemu_pending(int device)
     return n;
 }
 
-const char *gbemu_vendor(void) { return emu_vendor.name; }
+const char *gbemu_vendor(void)
+{
+    return emu_vendor.name;
+}

@@ -11,9 +11,9 @@
 
 enum image_kind { IMAGE_TWIN, IMAGE_OBJECT };
 struct image_head {
-    char     magic[8];
-    char     vendor[8];
-    char     arch[64];
+    char magic[8];
+    char vendor[8];
+    char arch[64];
     uint32_t kind;
     uint32_t reserved;
     uint64_t hash; /* of the source */

@@ -15,12 +15,12 @@
 #define CANARY_BYTE  0xA5
 
 struct block {
-    char        *base, *view; /* what the caller holds, what workers use */
-    size_t       size, mapped;
+    char *base, *view; /* what the caller holds, what workers use */
+    size_t size, mapped;
     enum emu_mem kind;
-    int          device;
-    unsigned     flags;
-    bool         freed;
+    int device;
+    unsigned flags;
+    bool freed;
 };
 
 static pthread_mutex_t mu = PTHREAD_MUTEX_INITIALIZER;

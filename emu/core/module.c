@@ -49,7 +49,10 @@ static void fini_module(void *obj)
     if (m->dl) dlclose(m->dl);
 }
 
-static void fini_function(void *obj) { emu_obj_put(((struct function *)obj)->module); }
+static void fini_function(void *obj)
+{
+    emu_obj_put(((struct function *)obj)->module);
+}
 
 static bool load_object(struct module *m, const void *bytes, size_t size)
 {
@@ -193,13 +196,20 @@ static void run_launch(struct emu_stream *s, const char *api, void *arg)
         unsigned dims[9] = {(unsigned)(at % l->grid.x),
                             (unsigned)(at / l->grid.x % l->grid.y),
                             (unsigned)(at / l->grid.x / l->grid.y),
-                            l->grid.x, l->grid.y, l->grid.z,
-                            l->block.x, l->block.y, l->block.z};
+                            l->grid.x,
+                            l->grid.y,
+                            l->grid.z,
+                            l->block.x,
+                            l->block.y,
+                            l->block.z};
         t->run(args, dims, emu_mem_alias);
     }
 }
 
-static void drop_launch(void *arg) { emu_obj_put(((struct launch_arg *)arg)->function); }
+static void drop_launch(void *arg)
+{
+    emu_obj_put(((struct launch_arg *)arg)->function);
+}
 
 static int check_dims(struct emu_dim g, struct emu_dim b)
 {

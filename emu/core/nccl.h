@@ -16,9 +16,31 @@ enum nccl_result {
     NCCL_REMOTE_ERROR = 6,
     NCCL_IN_PROGRESS = 7,
 };
-enum nccl_dtype { NCCL_I8, NCCL_U8, NCCL_I32, NCCL_U32, NCCL_I64, NCCL_U64, NCCL_F16, NCCL_F32, NCCL_F64, NCCL_BF16, NCCL_E4M3, NCCL_E5M2, NCCL_DTYPES };
+enum nccl_dtype {
+    NCCL_I8,
+    NCCL_U8,
+    NCCL_I32,
+    NCCL_U32,
+    NCCL_I64,
+    NCCL_U64,
+    NCCL_F16,
+    NCCL_F32,
+    NCCL_F64,
+    NCCL_BF16,
+    NCCL_E4M3,
+    NCCL_E5M2,
+    NCCL_DTYPES
+};
 enum nccl_redop { NCCL_SUM, NCCL_PROD, NCCL_MAX, NCCL_MIN, NCCL_AVG, NCCL_BUILTIN_OPS };
-enum nccl_kind { NCCL_SEND = 1, NCCL_RECV, NCCL_ALL_REDUCE, NCCL_REDUCE_SCATTER, NCCL_ALL_GATHER, NCCL_BROADCAST, NCCL_REDUCE };
+enum nccl_kind {
+    NCCL_SEND = 1,
+    NCCL_RECV,
+    NCCL_ALL_REDUCE,
+    NCCL_REDUCE_SCATTER,
+    NCCL_ALL_GATHER,
+    NCCL_BROADCAST,
+    NCCL_REDUCE
+};
 
 #define NCCL_RING      (256u << 10)
 #define NCCL_MAX_RANKS 256
@@ -34,12 +56,12 @@ struct nccl_slot { /* one per rank; written by that rank, but for `bell` */
     _Atomic uint32_t state;
     _Atomic uint32_t bell;    /* bumped by whoever changed something this rank may wait for (a futex) */
     _Atomic uint32_t sleeping;
-    int32_t  pid, device, version;
+    int32_t pid, device, version;
     uint64_t host;
-    char     vendor[8];
+    char vendor[8];
     /* ncclCommSplit: published as number `split_seq`, read by all before the next one. */
     _Atomic uint64_t split_seq, split_read;
-    int32_t  color, key;
+    int32_t color, key;
     _Atomic uint64_t split_id_seq;
     struct nccl_id split_id;
 };
@@ -64,11 +86,11 @@ struct nccl_map {
     int nranks;
 };
 struct nccl_pair *nccl_pair(const struct nccl_map *m, int from, int to);
-int  nccl_id_make(struct nccl_id *out);
+int nccl_id_make(struct nccl_id *out);
 /* Closes what nccl_id_make opened, once all ranks have joined. */
 void nccl_id_close(const struct nccl_id *id);
 /* Maps the segment of `id`; an enum nccl_result. */
-int  nccl_map_open(struct nccl_map *m, const struct nccl_id *id, int nranks);
+int nccl_map_open(struct nccl_map *m, const struct nccl_id *id, int nranks);
 void nccl_map_close(struct nccl_map *m);
 /* Wakes `rank`. */
 void nccl_ring_bell(struct nccl_slot *slot);
@@ -118,7 +140,7 @@ struct nccl_call {
 };
 
 size_t nccl_dtype_bytes(int dtype);
-bool   nccl_can_reduce(int dtype);
+bool nccl_can_reduce(int dtype);
 /* acc = acc op in; AVG and dynamic ops sum. */
 void nccl_fold(void *acc, const void *in, size_t count, int dtype, int op);
 /* x *= factor, in the type's own arithmetic. */
@@ -131,8 +153,8 @@ double nccl_scalar(int dtype, const void *bits);
 int nccl_submit(struct nccl_comm *c, struct nccl_call *calls, int count);
 /* Lazy connection of the pairs that `calls` need: drains the device, says "here", waits for the peers. */
 bool nccl_needs_connection(struct nccl_comm *c, const struct nccl_call *calls, int count);
-int  nccl_connect_begin(struct nccl_comm *c, const struct nccl_call *calls, int count);
-int  nccl_connect_wait(struct nccl_comm *c, const struct nccl_call *calls, int count);
+int nccl_connect_begin(struct nccl_comm *c, const struct nccl_call *calls, int count);
+int nccl_connect_wait(struct nccl_comm *c, const struct nccl_call *calls, int count);
 void nccl_drop_calls(struct nccl_call *calls, int count);
 /* Sets the first asynchronous error and says why. */
 void nccl_fail(struct nccl_comm *c, int result, const char *fmt, ...) __attribute__((format(printf, 3, 4)));
@@ -153,6 +175,6 @@ void nccl_comm_quiesce(struct nccl_comm *c);
 void nccl_comm_abort(struct nccl_comm *c);
 /* Says to the others that this rank ended the communicator properly. */
 void nccl_comm_leave(struct nccl_comm *c);
-int  nccl_comm_split(struct nccl_comm *c, int color, int key, struct nccl_comm **out);
+int nccl_comm_split(struct nccl_comm *c, int color, int key, struct nccl_comm **out);
 
 #endif

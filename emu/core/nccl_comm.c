@@ -14,7 +14,10 @@
 
 static _Thread_local char last_error[512];
 
-const char *nccl_last_error(void) { return last_error; }
+const char *nccl_last_error(void)
+{
+    return last_error;
+}
 
 int nccl_error(int result, const char *fmt, ...)
 {
@@ -217,7 +220,10 @@ void nccl_comm_abort(struct nccl_comm *c)
     pthread_mutex_unlock(&c->mu);
 }
 
-void nccl_comm_leave(struct nccl_comm *c) { leave(c, NCCL_LEFT); }
+void nccl_comm_leave(struct nccl_comm *c)
+{
+    leave(c, NCCL_LEFT);
+}
 
 /* Waits until `test` holds for all ranks' slots. */
 static int await_all(struct nccl_comm *c, bool (*test)(const struct nccl_slot *slot, uint64_t seq), uint64_t seq)
@@ -236,8 +242,14 @@ static int await_all(struct nccl_comm *c, bool (*test)(const struct nccl_slot *s
     return NCCL_OK;
 }
 
-static bool has_published(const struct nccl_slot *s, uint64_t seq) { return atomic_load(&s->split_seq) >= seq; }
-static bool has_read(const struct nccl_slot *s, uint64_t seq) { return atomic_load(&s->split_read) >= seq; }
+static bool has_published(const struct nccl_slot *s, uint64_t seq)
+{
+    return atomic_load(&s->split_seq) >= seq;
+}
+static bool has_read(const struct nccl_slot *s, uint64_t seq)
+{
+    return atomic_load(&s->split_read) >= seq;
+}
 
 static void tell_all(struct nccl_comm *c)
 {

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
- * Rings between ranks and the loop that fills and empties them.  Runs on stream workers.  It sleeps on the rank's bell in
- * shared memory, and looks for dead peers and for ranks that wait for each other only when nothing moves.  */
+ * Rings between ranks and the loop that fills and empties them.  Runs on stream workers.  It sleeps on the rank's bell
+ * in shared memory, and looks for dead peers and for ranks that wait for each other only when nothing moves.  */
 #include "nccl_move.h"
 
 #include <stdio.h>
@@ -35,8 +35,7 @@ static bool matches(const struct nccl_msg *want, const struct nccl_msg *got)
                    want->root == got->root && want->count == got->count && want->phase == got->phase);
 }
 
-static void mismatch(struct nccl_comm *c, int peer, const struct nccl_msg *mine, bool mine_is_send,
-                     const char *theirs)
+static void mismatch(struct nccl_comm *c, int peer, const struct nccl_msg *mine, bool mine_is_send, const char *theirs)
 {
     char here[160];
     describe(here, sizeof here, mine, mine_is_send);

@@ -19,8 +19,8 @@ struct nccl_xfer {
     uint64_t end; /* sends: ring position after the last byte, once it is in */
     struct nccl_msg msg;
 };
-/* Runs until all transfers are done.  False: aborted, or the device failed.  A send is done when its receiver has taken it
- * all.  After an order mismatch it waits for the abort, as the real library does. */
+/* Runs until all transfers are done.  False: aborted, or the device failed.  A send is done when its receiver has taken
+ * it all.  After an order mismatch it waits for the abort, as the real library does. */
 bool nccl_move(struct nccl_comm *c, uint64_t batch, struct nccl_xfer *x, int count);
 
 #endif

@@ -216,12 +216,18 @@ static bool run_collective(struct nccl_comm *c, uint64_t batch, const struct ncc
     struct run r = {.c = c, .call = k, .batch = batch};
     if (!view_buffers(&r)) return false;
     switch (k->kind) {
-    case NCCL_ALL_REDUCE: return run_all_reduce(&r);
-    case NCCL_REDUCE_SCATTER: return run_reduce_scatter(&r);
-    case NCCL_ALL_GATHER: return run_all_gather(&r);
-    case NCCL_BROADCAST: return run_broadcast(&r);
-    case NCCL_REDUCE: return run_reduce(&r);
-    default: return false;
+    case NCCL_ALL_REDUCE:
+        return run_all_reduce(&r);
+    case NCCL_REDUCE_SCATTER:
+        return run_reduce_scatter(&r);
+    case NCCL_ALL_GATHER:
+        return run_all_gather(&r);
+    case NCCL_BROADCAST:
+        return run_broadcast(&r);
+    case NCCL_REDUCE:
+        return run_reduce(&r);
+    default:
+        return false;
     }
 }
 

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
- * Arithmetic of emulated NCCL: each step is rounded to the type, as the real ring does.  8-bit floats are only moved.  */
+ * Arithmetic of emulated NCCL: each step is rounded to the type, as the real ring does.  8-bit floats are only moved.
+ */
 #include "nccl.h"
 
 #include <string.h>
@@ -9,8 +10,6 @@ size_t nccl_dtype_bytes(int dtype)
     static const unsigned char bytes[NCCL_DTYPES] = {1, 1, 4, 4, 8, 8, 2, 4, 8, 2, 1, 1};
     return dtype >= 0 && dtype < NCCL_DTYPES ? bytes[dtype] : 0;
 }
-
-bool nccl_can_reduce(int dtype) { return dtype != NCCL_E4M3 && dtype != NCCL_E5M2; }
 
 static float from_bits(uint32_t u)
 {
@@ -26,7 +25,10 @@ static uint32_t to_bits(float f)
     return u;
 }
 
-static float bf16_get(uint16_t h) { return from_bits((uint32_t)h << 16); }
+static float bf16_get(uint16_t h)
+{
+    return from_bits((uint32_t)h << 16);
+}
 
 static uint16_t bf16_put(float f)
 {
@@ -57,121 +59,88 @@ static uint16_t f16_put(float f)
 }
 
 #define SAME(x) (x)
-/* NaN wins MIN and MAX for floats; for integers x != x is never true. */
-#define FOLD(T, A, GET, PUT)                                                                                           \
+/* T: as stored; A: arithmetic; U: where sums and products may wrap (only unsigned ones may).  NaN wins MIN and MAX. */
+#define ARITHMETIC(NAME, T, A, U, GET, PUT)                                                                            \
+    static void fold_##NAME(void *acc, const void *in, size_t count, int op)                                           \
     {                                                                                                                  \
         T *a = acc;                                                                                                    \
         const T *b = in;                                                                                               \
         for (size_t i = 0; i < count; i++) {                                                                           \
             A x = GET(a[i]), y = GET(b[i]);                                                                            \
-            switch (op) {                                                                                              \
-            case NCCL_PROD: x = (A)(x * y); break;                                                                     \
-            case NCCL_MAX: x = x > y || x != x ? x : y; break;                                                         \
-            case NCCL_MIN: x = x < y || x != x ? x : y; break;                                                         \
-            default: x = (A)(x + y); break;                                                                            \
-            }                                                                                                          \
+            if (op == NCCL_MAX)                                                                                        \
+                x = y > x || !(y == y) ? y : x;                                                                        \
+            else if (op == NCCL_MIN)                                                                                   \
+                x = y < x || !(y == y) ? y : x;                                                                        \
+            else                                                                                                       \
+                x = (A)(op == NCCL_PROD ? (U)x * (U)y : (U)x + (U)y);                                                  \
             a[i] = (T)PUT(x);                                                                                          \
         }                                                                                                              \
-        break;                                                                                                         \
-    }
-/* Signed sums and products wrap, which only unsigned arithmetic may; comparisons keep the sign. */
-#define FOLD_SIGNED(T, U)                                                                                              \
+    }                                                                                                                  \
+    static void scale_##NAME(void *data, size_t count, double factor)                                                  \
     {                                                                                                                  \
-        T *a = acc;                                                                                                    \
-        const T *b = in;                                                                                               \
+        T *p = data;                                                                                                   \
+        A f = (A)factor;                                                                                               \
         for (size_t i = 0; i < count; i++) {                                                                           \
-            T x = a[i], y = b[i];                                                                                      \
-            switch (op) {                                                                                              \
-            case NCCL_PROD: x = (T)((U)x * (U)y); break;                                                               \
-            case NCCL_MAX: x = x > y ? x : y; break;                                                                   \
-            case NCCL_MIN: x = x < y ? x : y; break;                                                                   \
-            default: x = (T)((U)x + (U)y); break;                                                                      \
-            }                                                                                                          \
-            a[i] = x;                                                                                                  \
+            A x = GET(p[i]);                                                                                           \
+            p[i] = (T)PUT((A)((U)x * (U)f));                                                                           \
         }                                                                                                              \
-        break;                                                                                                         \
+    }                                                                                                                  \
+    static void divide_##NAME(void *data, size_t count, int n)                                                         \
+    {                                                                                                                  \
+        T *p = data;                                                                                                   \
+        for (size_t i = 0; i < count; i++) p[i] = (T)PUT((A)(GET(p[i]) / (A)n));                                       \
+    }                                                                                                                  \
+    static double read_##NAME(const void *bits)                                                                        \
+    {                                                                                                                  \
+        T t;                                                                                                           \
+        memcpy(&t, bits, sizeof t);                                                                                    \
+        return (double)GET(t);                                                                                         \
     }
+
+ARITHMETIC(i8, int8_t, int32_t, uint32_t, SAME, SAME)
+ARITHMETIC(u8, uint8_t, uint32_t, uint32_t, SAME, SAME)
+ARITHMETIC(i32, int32_t, int32_t, uint32_t, SAME, SAME)
+ARITHMETIC(u32, uint32_t, uint32_t, uint32_t, SAME, SAME)
+ARITHMETIC(i64, int64_t, int64_t, uint64_t, SAME, SAME)
+ARITHMETIC(u64, uint64_t, uint64_t, uint64_t, SAME, SAME)
+ARITHMETIC(f16, uint16_t, float, float, f16_get, f16_put)
+ARITHMETIC(f32, float, float, float, SAME, SAME)
+ARITHMETIC(f64, double, double, double, SAME, SAME)
+ARITHMETIC(bf16, uint16_t, float, float, bf16_get, bf16_put)
+
+#define ROW(NAME) {fold_##NAME, scale_##NAME, divide_##NAME, read_##NAME}
+static const struct {
+    void (*fold)(void *acc, const void *in, size_t count, int op);
+    void (*scale)(void *data, size_t count, double factor);
+    void (*divide)(void *data, size_t count, int n);
+    double (*read)(const void *bits);
+} types[NCCL_DTYPES] = {
+    [NCCL_I8] = ROW(i8),   [NCCL_U8] = ROW(u8),   [NCCL_I32] = ROW(i32), [NCCL_U32] = ROW(u32), [NCCL_I64] = ROW(i64),
+    [NCCL_U64] = ROW(u64), [NCCL_F16] = ROW(f16), [NCCL_F32] = ROW(f32), [NCCL_F64] = ROW(f64), [NCCL_BF16] = ROW(bf16),
+};
+
+bool nccl_can_reduce(int dtype)
+{
+    return types[dtype].fold != NULL;
+}
 
 void nccl_fold(void *acc, const void *in, size_t count, int dtype, int op)
 {
-    switch (dtype) {
-    case NCCL_I8: FOLD_SIGNED(int8_t, uint32_t)
-    case NCCL_U8: FOLD(uint8_t, uint32_t, SAME, SAME)
-    case NCCL_I32: FOLD_SIGNED(int32_t, uint32_t)
-    case NCCL_U32: FOLD(uint32_t, uint32_t, SAME, SAME)
-    case NCCL_I64: FOLD_SIGNED(int64_t, uint64_t)
-    case NCCL_U64: FOLD(uint64_t, uint64_t, SAME, SAME)
-    case NCCL_F16: FOLD(uint16_t, float, f16_get, f16_put)
-    case NCCL_F32: FOLD(float, float, SAME, SAME)
-    case NCCL_F64: FOLD(double, double, SAME, SAME)
-    case NCCL_BF16: FOLD(uint16_t, float, bf16_get, bf16_put)
-    default: break;
-    }
+    types[dtype].fold(acc, in, count, op);
 }
-
-#define EACH(T, EXPR)                                                                                                  \
-    {                                                                                                                  \
-        T *p = x;                                                                                                      \
-        for (size_t i = 0; i < count; i++) p[i] = (T)(EXPR);                                                           \
-        break;                                                                                                         \
-    }
 
 void nccl_scale(void *x, size_t count, int dtype, double factor)
 {
-    float f = (float)factor;
-    switch (dtype) {
-    case NCCL_I8: EACH(int8_t, p[i] * (int8_t)factor)
-    case NCCL_U8: EACH(uint8_t, p[i] * (uint8_t)factor)
-    case NCCL_I32: EACH(int32_t, (uint32_t)p[i] * (uint32_t)(int32_t)factor)
-    case NCCL_U32: EACH(uint32_t, p[i] * (uint32_t)factor)
-    case NCCL_I64: EACH(int64_t, (uint64_t)p[i] * (uint64_t)(int64_t)factor)
-    case NCCL_U64: EACH(uint64_t, p[i] * (uint64_t)factor)
-    case NCCL_F16: EACH(uint16_t, f16_put(f16_get(p[i]) * f))
-    case NCCL_F32: EACH(float, p[i] * f)
-    case NCCL_F64: EACH(double, p[i] * factor)
-    case NCCL_BF16: EACH(uint16_t, bf16_put(bf16_get(p[i]) * f))
-    default: break;
-    }
+    types[dtype].scale(x, count, factor);
 }
 
 void nccl_divide(void *x, size_t count, int dtype, int n)
 {
-    switch (dtype) {
-    case NCCL_I8: EACH(int8_t, p[i] / n)
-    case NCCL_U8: EACH(uint8_t, p[i] / n)
-    case NCCL_I32: EACH(int32_t, p[i] / n)
-    case NCCL_U32: EACH(uint32_t, p[i] / (uint32_t)n)
-    case NCCL_I64: EACH(int64_t, p[i] / n)
-    case NCCL_U64: EACH(uint64_t, p[i] / (uint64_t)n)
-    default: break;
-    }
+    bool is_float = dtype >= NCCL_F16 && dtype <= NCCL_BF16;
+    if (!is_float) types[dtype].divide(x, count, n);
 }
 
 double nccl_scalar(int dtype, const void *bits)
 {
-    union {
-        int8_t i8;
-        uint8_t u8;
-        int32_t i32;
-        uint32_t u32;
-        int64_t i64;
-        uint64_t u64;
-        uint16_t h;
-        float f;
-        double d;
-    } v;
-    memcpy(&v, bits, nccl_dtype_bytes(dtype));
-    switch (dtype) {
-    case NCCL_I8: return v.i8;
-    case NCCL_U8: return v.u8;
-    case NCCL_I32: return v.i32;
-    case NCCL_U32: return v.u32;
-    case NCCL_I64: return (double)v.i64;
-    case NCCL_U64: return (double)v.u64;
-    case NCCL_F16: return f16_get(v.h);
-    case NCCL_F32: return v.f;
-    case NCCL_F64: return v.d;
-    case NCCL_BF16: return bf16_get(v.h);
-    default: return 0;
-    }
+    return types[dtype].read(bits);
 }

@@ -30,8 +30,7 @@ int nccl_id_make(struct nccl_id *out)
     if (getrandom(&id.nonce, sizeof id.nonce, 0) != sizeof id.nonce)
         return nccl_error(NCCL_SYSTEM_ERROR, "getrandom: %s", strerror(errno));
     id.fd = memfd_create("gbemu-nccl", MFD_CLOEXEC);
-    if (id.fd < 0 || ftruncate(id.fd, 4096) != 0)
-        return nccl_error(NCCL_SYSTEM_ERROR, "memfd: %s", strerror(errno));
+    if (id.fd < 0 || ftruncate(id.fd, 4096) != 0) return nccl_error(NCCL_SYSTEM_ERROR, "memfd: %s", strerror(errno));
     if (pwrite(id.fd, &id.nonce, sizeof id.nonce, 0) != sizeof id.nonce) {
         close(id.fd);
         return nccl_error(NCCL_SYSTEM_ERROR, "memfd: %s", strerror(errno));
@@ -51,7 +50,10 @@ void nccl_id_close(const struct nccl_id *from)
     if (pread(id.fd, &nonce, sizeof nonce, 0) == sizeof nonce && nonce == id.nonce) close(id.fd);
 }
 
-static size_t pair_stride(void) { return sizeof(struct nccl_pair); }
+static size_t pair_stride(void)
+{
+    return sizeof(struct nccl_pair);
+}
 
 struct nccl_pair *nccl_pair(const struct nccl_map *m, int from, int to)
 {

@@ -9,7 +9,7 @@
 #define QUARANTINE 4096
 
 static const char *const kind_name[EMU_KINDS] = {
-    [EMU_STREAM] = "stream", [EMU_EVENT] = "event",     [EMU_MODULE] = "module",  [EMU_FUNCTION] = "function",
+    [EMU_STREAM] = "stream", [EMU_EVENT] = "event",     [EMU_MODULE] = "module",   [EMU_FUNCTION] = "function",
     [EMU_COMM] = "comm",     [EMU_PROGRAM] = "program", [EMU_CONTEXT] = "context",
 };
 
@@ -22,7 +22,10 @@ static int quarantine_count;
 static int alive_count[EMU_KINDS];
 static struct emu_obj tomb;
 
-static size_t slot_of(const void *p) { return (size_t)(((uintptr_t)p >> 4) * 0x9E3779B97F4A7C15u) & (table_size - 1); }
+static size_t slot_of(const void *p)
+{
+    return (size_t)(((uintptr_t)p >> 4) * 0x9E3779B97F4A7C15u) & (table_size - 1);
+}
 
 static struct emu_obj **find(const void *p)
 {

@@ -96,8 +96,7 @@ static void run_wait32(struct emu_stream *s, const char *api, void *arg)
     struct flag_arg *f = arg;
     _Atomic uint32_t *flag = flag_at(s, api, f->addr);
     unsigned pause_us = 5;
-    while (flag && !is_met(f, atomic_load_explicit(flag, memory_order_acquire)) &&
-           !atomic_load(&s->obj.dev->sticky)) {
+    while (flag && !is_met(f, atomic_load_explicit(flag, memory_order_acquire)) && !atomic_load(&s->obj.dev->sticky)) {
         emu_sleep_us(pause_us);
         if (pause_us < 100) pause_us += pause_us / 4 + 1;
         if (pause_us > 100) pause_us = 100;
@@ -135,7 +134,7 @@ struct event {
     struct emu_obj obj;
     pthread_mutex_t mu;
     struct emu_stream *stream; /* guarded by mu; NULL: never recorded.  Holds a reference. */
-    uint64_t seq;              /* guarded by mu */
+    uint64_t seq; /* guarded by mu */
 };
 
 static void fini_event(void *obj)

@@ -97,11 +97,26 @@ static bool starts(const char *s, const char *prefix, const char **rest)
 /* Known options only, as in the real compilers; what changes the meaning on a CPU is kept. */
 static int read_option(struct program *p, const char *o)
 {
-    static const char *const ignored[] = {"--std=",       "-std=",       "--fmad=false", "-fmad=false", "--ftz=false",
-                                          "-ftz=false",   "--prec-div=", "-prec-div=",   "--prec-sqrt=", "-prec-sqrt=",
-                                          "-default-device", "--device-as-default-execution-space",
-                                          "-ffp-contract=off", "-O",     "-w",           "-lineinfo",   "--generate-line-info",
-                                          "-fno-fast-math", "-Wno-",     NULL};
+    static const char *const ignored[] = {"--std=",
+                                          "-std=",
+                                          "--fmad=false",
+                                          "-fmad=false",
+                                          "--ftz=false",
+                                          "-ftz=false",
+                                          "--prec-div=",
+                                          "-prec-div=",
+                                          "--prec-sqrt=",
+                                          "-prec-sqrt=",
+                                          "-default-device",
+                                          "--device-as-default-execution-space",
+                                          "-ffp-contract=off",
+                                          "-O",
+                                          "-w",
+                                          "-lineinfo",
+                                          "--generate-line-info",
+                                          "-fno-fast-math",
+                                          "-Wno-",
+                                          NULL};
     const char *rest;
     if (starts(o, "--gpu-architecture=", &rest) || starts(o, "-arch=", &rest) || starts(o, "--offload-arch=", &rest)) {
         snprintf(p->arch, sizeof p->arch, "%s", rest);
@@ -206,11 +221,21 @@ static const char *compiler(void)
 /* Step 1: macros, so that kernels made by macros are seen; the kernel marker stays in the text. */
 static int preprocess(struct program *p, const struct job *j)
 {
-    const char *argv[MAX_DEFINES * 2 + 32] = {compiler(), "-E", "-P", "-DGBEMU=1", "-DGB_KERNEL=__gbemu_kernel__",
-                                              "-D__global__=__gbemu_kernel__", "-D__device__=", "-D__forceinline__=inline", "-D__launch_bounds__(...)=",
-                                             
-                                              "-DGB_GLOBAL=", "-DGB_TID=threadIdx.x", "-DGB_BID=blockIdx.x",
-                                              "-DGB_BDIM=blockDim.x", "-DGB_GDIM=gridDim.x"};
+    const char *argv[MAX_DEFINES * 2 + 32] = {compiler(),
+                                              "-E",
+                                              "-P",
+                                              "-DGBEMU=1",
+                                              "-DGB_KERNEL=__gbemu_kernel__",
+                                              "-D__global__=__gbemu_kernel__",
+                                              "-D__device__=",
+                                              "-D__forceinline__=inline",
+                                              "-D__launch_bounds__(...)=",
+
+                                              "-DGB_GLOBAL=",
+                                              "-DGB_TID=threadIdx.x",
+                                              "-DGB_BID=blockIdx.x",
+                                              "-DGB_BDIM=blockDim.x",
+                                              "-DGB_GDIM=gridDim.x"};
     int n = 0;
     while (argv[n]) n++;
     for (int i = 0; i < p->define_count; i++) {
@@ -225,8 +250,19 @@ static int preprocess(struct program *p, const struct job *j)
 
 static int compile(const struct job *j)
 {
-    const char *const argv[] = {compiler(), "-shared", "-fPIC", "-O2", "-w", "-ffp-contract=off", "-fno-fast-math",
-                                "-fno-strict-aliasing", "-fvisibility=hidden", "-o", j->object, j->twin, NULL};
+    const char *const argv[] = {compiler(),
+                                "-shared",
+                                "-fPIC",
+                                "-O2",
+                                "-w",
+                                "-ffp-contract=off",
+                                "-fno-fast-math",
+                                "-fno-strict-aliasing",
+                                "-fvisibility=hidden",
+                                "-o",
+                                j->object,
+                                j->twin,
+                                NULL};
     return run_compiler(argv, j->log);
 }
 
@@ -272,7 +308,9 @@ static int compile_in(struct program *p, const struct job *j, uint64_t hash)
         set_image(p, IMAGE_OBJECT, hash, object, size);
     else
         set_log(p, "error: the host compiler (GBEMU_CC, default cc) refused the source:\n%s",
-                why[0] ? why : log && *log ? log : "it could not be started");
+                why[0]        ? why
+                : log && *log ? log
+                              : "it could not be started");
     free(log);
     free(object);
     return p->image ? 0 : RTC_COMPILATION;

@@ -23,18 +23,19 @@ static _Thread_local struct {
     unsigned generation;
 } per_thread[EMU_MAX_DEVICES];
 
-/* An operation left the stream: whoever waits for it or for an idle device may go on. */
+/* An operation left the stream: whoever waits for it or for an idle device may go on.  The device's count goes first,
+ * so that a thread which has seen a stream end also sees its work gone from the device. */
 static void finish_op(struct emu_stream *s, struct emu_op *op)
 {
     struct emu_dev *dev = s->obj.dev;
+    pthread_mutex_lock(&dev->mu);
+    if (--dev->pending == 0) pthread_cond_broadcast(&dev->cv);
+    pthread_mutex_unlock(&dev->mu);
     pthread_mutex_lock(&s->mu);
     s->done = op->seq;
     s->pending--;
     pthread_cond_broadcast(&s->cv);
     pthread_mutex_unlock(&s->mu);
-    pthread_mutex_lock(&dev->mu);
-    if (--dev->pending == 0) pthread_cond_broadcast(&dev->cv);
-    pthread_mutex_unlock(&dev->mu);
     free(op);
 }
 
@@ -139,8 +140,10 @@ void emu_stream_destroy_all(struct emu_dev *dev)
         pthread_mutex_lock(&dev->mu);
         struct emu_stream *s = dev->streams;
         while (s && s->condemned) s = s->next;
-        if (s) s->condemned = true;
-        else dev->generation++;
+        if (s)
+            s->condemned = true;
+        else
+            dev->generation++;
         dev->legacy = NULL;
         pthread_mutex_unlock(&dev->mu);
         if (!s) return;
@@ -280,7 +283,10 @@ static void run_wait(struct emu_stream *s, const char *api, void *arg)
     emu_stream_wait(w->other, w->seq, NULL);
 }
 
-static void drop_wait(void *arg) { emu_obj_put(((struct wait_arg *)arg)->other); }
+static void drop_wait(void *arg)
+{
+    emu_obj_put(((struct wait_arg *)arg)->other);
+}
 
 int emu_post_wait(struct emu_stream *s, struct emu_stream *other, uint64_t seq)
 {

@@ -10,15 +10,15 @@
  * each); `alias` maps a pointer argument to where a worker may touch it. */
 typedef void emu_twin_fn(void *const *args, const unsigned *dims, void *(*alias)(const void *));
 struct emu_twin {
-    const char     *name; /* NULL ends a table */
-    unsigned        count;
+    const char *name; /* NULL ends a table */
+    unsigned count;
     const unsigned *sizes; /* bytes of each argument */
-    emu_twin_fn    *run;
+    emu_twin_fn *run;
 };
 /* One source that is built into the library: text hash and length, and its kernels. */
 struct emu_twin_source {
-    unsigned long long     hash;
-    size_t                 length;
+    unsigned long long hash;
+    size_t length;
     const struct emu_twin *twins;
 };
 /* twin_list.c (generated): ends with NULL. */

@@ -77,7 +77,10 @@ unsigned long long emu_twin_hash(const char *text, size_t length)
     return h;
 }
 
-static bool is_word(char c) { return isalnum((unsigned char)c) || c == '_'; }
+static bool is_word(char c)
+{
+    return isalnum((unsigned char)c) || c == '_';
+}
 
 /* End of the identifier-like run before `end` (exclusive), after white space; sets where it begins. */
 static const char *last_word(const char *begin, const char *end, const char **word)
@@ -153,21 +156,25 @@ static void put_kernel(struct out *o, const struct kernel *k)
     put(o, "struct gbemu_args_%s {\n", k->name);
     for (int i = 0; i < k->count; i++) put(o, "    %s;\n", k->decl[i]);
     put(o, "    char gbemu_end;\n};\nstatic const unsigned gbemu_sizes_%s[] = {\n", k->name);
-    for (int i = 0; i < k->count; i++)
-        put(o, "    sizeof(((struct gbemu_args_%s *)0)->%s),\n", k->name, k->param[i]);
-    put(o, "    0};\nstatic void gbemu_run_%s(void *const *args, const unsigned *dims, void *(*alias)(const void *))\n{\n",
+    for (int i = 0; i < k->count; i++) put(o, "    sizeof(((struct gbemu_args_%s *)0)->%s),\n", k->name, k->param[i]);
+    put(o,
+        "    0};\nstatic void gbemu_run_%s(void *const *args, const unsigned *dims, void *(*alias)(const void *))\n{\n",
         k->name);
     /* Bytes first: a const member would forbid the struct itself in C++. */
-    put(o, "    __attribute__((aligned(16))) char room[sizeof(struct gbemu_args_%s)];\n"
-           "    struct gbemu_args_%s *a = (struct gbemu_args_%s *)(void *)room;\n"
-           "    (void)args, (void)alias, (void)gbemu_take;\n    gbemu_block(dims);\n", k->name, k->name, k->name);
+    put(o,
+        "    __attribute__((aligned(16))) char room[sizeof(struct gbemu_args_%s)];\n"
+        "    struct gbemu_args_%s *a = (struct gbemu_args_%s *)(void *)room;\n"
+        "    (void)args, (void)alias, (void)gbemu_take;\n    gbemu_block(dims);\n",
+        k->name, k->name, k->name);
     for (int i = 0; i < k->count; i++)
         put(o, "    gbemu_take((void *)&a->%s, args[%d], sizeof a->%s, __builtin_classify_type(a->%s), alias);\n",
             k->param[i], i, k->param[i], k->param[i]);
-    put(o, "    for (threadIdx.z = 0; threadIdx.z < blockDim.z; threadIdx.z++)\n"
-           "        for (threadIdx.y = 0; threadIdx.y < blockDim.y; threadIdx.y++)\n"
-           "            for (threadIdx.x = 0; threadIdx.x < blockDim.x; threadIdx.x++)\n"
-           "                %s(", k->name);
+    put(o,
+        "    for (threadIdx.z = 0; threadIdx.z < blockDim.z; threadIdx.z++)\n"
+        "        for (threadIdx.y = 0; threadIdx.y < blockDim.y; threadIdx.y++)\n"
+        "            for (threadIdx.x = 0; threadIdx.x < blockDim.x; threadIdx.x++)\n"
+        "                %s(",
+        k->name);
     for (int i = 0; i < k->count; i++) put(o, "%sa->%s", i ? ", " : "", k->param[i]);
     put(o, ");\n}\n");
 }
@@ -184,8 +191,9 @@ static void put_table(struct out *o, const struct kernel *k, int count, const ch
         put(o, "    {\"%s\", %d, gbemu_sizes_%s, gbemu_run_%s},\n", k[i].name, k[i].count, k[i].name, k[i].name);
     put(o, "    {0, 0, 0, 0}};\n");
     if (id)
-        put(o, "extern const struct emu_twin_source emu_twin_source_%s;\n"
-               "const struct emu_twin_source emu_twin_source_%s = {%lluu, %zuu, gbemu_twins};\n",
+        put(o,
+            "extern const struct emu_twin_source emu_twin_source_%s;\n"
+            "const struct emu_twin_source emu_twin_source_%s = {%lluu, %zuu, gbemu_twins};\n",
             id, id, hash, length);
 }
 

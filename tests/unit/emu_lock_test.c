@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
- * The driver's locks as measured on hardware: a gate is closed on one stream, thread A does something, thread B tries the
- * ordinary calls on another stream, and only then the gate opens.  Which of them stand still is a table.  */
+ * The driver's locks as measured on hardware: a gate is closed on one stream, thread A does something, thread B tries
+ * the ordinary calls on another stream, and only then the gate opens.  Which of them stand still is a table.  */
 #include "emu_test.h"
 
 static const char kernel_source[] =
@@ -39,10 +39,22 @@ static void *compile(void)
 }
 
 /* ---- what A does ---- */
-static void a_loaded_kernel(void) { launch(t.loaded, t.stream_a); }
-static void a_fresh_kernel(void) { launch(t.fresh, t.stream_a); }
-static void a_free(void) { OK(cuMemFree_v2(t.victim)); }
-static void a_free_pinned(void) { OK(cuMemFreeHost(t.pinned)); }
+static void a_loaded_kernel(void)
+{
+    launch(t.loaded, t.stream_a);
+}
+static void a_fresh_kernel(void)
+{
+    launch(t.fresh, t.stream_a);
+}
+static void a_free(void)
+{
+    OK(cuMemFree_v2(t.victim));
+}
+static void a_free_pinned(void)
+{
+    OK(cuMemFreeHost(t.pinned));
+}
 
 static void a_alloc(void)
 {
@@ -190,7 +202,10 @@ static void test_allocs(void **state)
     run_row(a_alloc_pinned, false, false, LAZY);
 }
 
-static void test_create_comm(void **state) { run_row(a_create_comm, false, false, LAZY); }
+static void test_create_comm(void **state)
+{
+    run_row(a_create_comm, false, false, LAZY);
+}
 
 /* The rule behind the table: an operation enqueued in advance, with nothing but flags between its parts, ends although
  * another thread frees memory meanwhile; the network thread makes no driver call. */
@@ -225,7 +240,10 @@ static void pipeline(void *arg)
     for (uint32_t i = 0; i < 8; i++) CHECK(landed[i] == i + 1);
 }
 
-static void test_pipeline(void **state) { CHILD(pipeline, LAZY); }
+static void test_pipeline(void **state)
+{
+    CHILD(pipeline, LAZY);
+}
 
 int main(void)
 {

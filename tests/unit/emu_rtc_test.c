@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
- * Emulated run-time compilation and kernels: built-in twins and the host compiler give the same results, images refuse the
- * wrong device, blocks run in random order, pointers are found in guarded memory, timed kernels occupy a stream.  */
+ * Emulated run-time compilation and kernels: built-in twins and the host compiler give the same results, images refuse
+ * the wrong device, blocks run in random order, pointers are found in guarded memory, timed kernels occupy a stream. */
 #include "emu_test.h"
 
 static char *read_text(const char *path)
@@ -121,11 +121,12 @@ static void demo(void *arg)
 /* A source of nobody's, in CUDA's own words. */
 static void foreign(void *arg)
 {
-    static const char source[] = "__device__ static int twice(int x) { return 2 * x; }\n"
-                                 "#define MAKE(NAME, TYPE) \\\n"
-                                 "extern \"C\" __global__ void __launch_bounds__(64) NAME(TYPE *p, const TYPE add) { \\\n"
-                                 "    p[blockIdx.x * blockDim.x + threadIdx.x] += twice((int)add) + OFFSET; }\n"
-                                 "MAKE(add_int, int)\nMAKE(add_double, double)\n";
+    static const char source[] =
+        "__device__ static int twice(int x) { return 2 * x; }\n"
+        "#define MAKE(NAME, TYPE) \\\n"
+        "extern \"C\" __global__ void __launch_bounds__(64) NAME(TYPE *p, const TYPE add) { \\\n"
+        "    p[blockIdx.x * blockDim.x + threadIdx.x] += twice((int)add) + OFFSET; }\n"
+        "MAKE(add_int, int)\nMAKE(add_double, double)\n";
     int x[128] = {0}, add = 4;
     double y[128] = {0}, addd = 5;
     char log[4096];
@@ -150,6 +151,7 @@ static void foreign(void *arg)
 static void twin_only(void *arg)
 {
     char log[4096], *text = read_text(GBEMU_DEMO_KERNELS), *longer = calloc(1, strlen(text) + 100);
+    CHECK(longer != NULL);
     set_up();
     /* Definitions in front do not change a built-in text; anything else does. */
     sprintf(longer, "#define FRONT 1\n%s", text);
@@ -254,7 +256,10 @@ static void test_images(void **state)
     CHILD(bad_launches, "GBEMU_SEED=1");
 }
 
-static void test_busy(void **state) { CHILD(busy, "GBEMU_DELAY_US=0"); }
+static void test_busy(void **state)
+{
+    CHILD(busy, "GBEMU_DELAY_US=0");
+}
 static void test_hip(void **state)
 {
     CHILD(hip, "GBEMU_RTC=twin");

@@ -3,8 +3,14 @@
  * state, contexts, policing, injected faults.  Both vendors where they differ.  */
 #include "emu_test.h"
 
-static uint32_t load(const uint32_t *p) { return __atomic_load_n(p, __ATOMIC_ACQUIRE); }
-static void store(uint32_t *p, uint32_t v) { __atomic_store_n(p, v, __ATOMIC_RELEASE); }
+static uint32_t load(const uint32_t *p)
+{
+    return __atomic_load_n(p, __ATOMIC_ACQUIRE);
+}
+static void store(uint32_t *p, uint32_t v)
+{
+    __atomic_store_n(p, v, __ATOMIC_RELEASE);
+}
 
 /* ---- asynchrony and order ---- */
 /* A call returns before its work runs: a closed gate in front proves it without any clock. */
@@ -154,7 +160,10 @@ static void default_streams(void *arg)
     CHECK(x == 2 && y == 2);
 }
 
-static void test_default_streams(void **state) { CHILD(default_streams, "GBEMU_SEED=2"); }
+static void test_default_streams(void **state)
+{
+    CHILD(default_streams, "GBEMU_SEED=2");
+}
 
 /* ---- host functions ---- */
 static _Atomic int called, inside_rc;
@@ -181,7 +190,10 @@ static void host_func(void *arg)
     CHECK(atomic_load(&called) && atomic_load(&inside_rc) == 800);
 }
 
-static void test_host_func(void **state) { CHILD(host_func, "GBEMU_SEED=1"); }
+static void test_host_func(void **state)
+{
+    CHILD(host_func, "GBEMU_SEED=1");
+}
 
 /* ---- the queue ---- */
 struct filler {
@@ -202,8 +214,8 @@ static void *fill(void *arg)
     return NULL;
 }
 
-/* 1,019 pending operations: the gate (which the worker already holds) and 1,018 behind it; then the caller stands still,
- * and other threads use other streams. */
+/* 1,019 pending operations: the gate (which the worker already holds) and 1,018 behind it; then the caller stands
+ * still, and other threads use other streams. */
 static void bounded_queue(void *arg)
 {
     uint32_t gate = 0, x = 0, y = 0;
@@ -358,7 +370,10 @@ static void after_fork(void *arg)
     CHECK(status == 0);
 }
 
-static void test_fork(void **state) { CHILD(after_fork, "GBEMU_SEED=1"); }
+static void test_fork(void **state)
+{
+    CHILD(after_fork, "GBEMU_SEED=1");
+}
 
 /* ---- capture ---- */
 static void capture_hook(void *arg)
@@ -374,7 +389,10 @@ static void capture_hook(void *arg)
     CHECK(status == 2);
 }
 
-static void capture_by_env(void *arg) { capture_hook(&called); }
+static void capture_by_env(void *arg)
+{
+    capture_hook(&called);
+}
 
 static void test_capture(void **state)
 {
@@ -520,14 +538,17 @@ static void by_soname(void *arg)
     CHECK(!dlsym(hip, "cuInit") && dlsym(hip, "hipStreamWaitValue32") && dlsym(hip, "ncclSend"));
 }
 
-static void test_soname(void **state) { CHILD(by_soname, "GBEMU_SEED=1"); }
+static void test_soname(void **state)
+{
+    CHILD(by_soname, "GBEMU_SEED=1");
+}
 
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_order),     cmocka_unit_test(test_default_streams), cmocka_unit_test(test_host_func),
-        cmocka_unit_test(test_queue),     cmocka_unit_test(test_contexts),        cmocka_unit_test(test_fork),
-        cmocka_unit_test(test_capture),   cmocka_unit_test(test_policing),        cmocka_unit_test(test_faults),
+        cmocka_unit_test(test_order),   cmocka_unit_test(test_default_streams), cmocka_unit_test(test_host_func),
+        cmocka_unit_test(test_queue),   cmocka_unit_test(test_contexts),        cmocka_unit_test(test_fork),
+        cmocka_unit_test(test_capture), cmocka_unit_test(test_policing),        cmocka_unit_test(test_faults),
         cmocka_unit_test(test_soname),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
- * What the emulators' tests share: the libraries opened the way gpubridge opens the real ones, and children.  Settings are
- * read once per process, so every scenario runs in a forked child with its own environment; a failed CHECK ends the child.  */
+ * What the emulators' tests share: the libraries opened the way gpubridge opens the real ones, and children.  Settings
+ * are read once per process, so every scenario runs in a forked child with its own environment; a failed CHECK ends the
+ * child.  */
 #ifndef EMU_TEST_H
 #define EMU_TEST_H
 
@@ -207,7 +208,10 @@ static inline void *new_stream(void)
     return s;
 }
 
-static inline devptr dev(const void *p) { return (devptr)(uintptr_t)p; }
+static inline devptr dev(const void *p)
+{
+    return (devptr)(uintptr_t)p;
+}
 
 static inline double now_s(void)
 {
@@ -229,7 +233,7 @@ static inline bool becomes(const _Atomic int *flag, int value, double seconds)
 }
 #define EVENTUALLY(flag, value) CHECK(becomes(flag, value, 20))
 /* Long enough that a call that is not blocked would have returned. */
-#define NOT_YET(flag, value)    CHECK(!becomes(flag, value, 0.08))
+#define NOT_YET(flag, value) CHECK(!becomes(flag, value, 0.08))
 
 /* Runs `fn(arg)` in a child; "NAME=value" strings up to NULL are its environment.  Exit code, or 128 + signal. */
 static inline int in_child(void (*fn)(void *), void *arg, const char *const *env)
@@ -251,7 +255,7 @@ static inline int in_child(void (*fn)(void *), void *arg, const char *const *env
 /* At least one setting. */
 #define CHILD(fn, ...)                                                                                                 \
     do {                                                                                                               \
-        const char *const child_env_[] = {__VA_ARGS__, NULL};                                            \
+        const char *const child_env_[] = {__VA_ARGS__, NULL};                                                          \
         assert_int_equal(in_child(fn, NULL, child_env_), 0);                                                           \
     } while (0)
 
