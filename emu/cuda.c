@@ -285,6 +285,15 @@ static size_t attribute_bytes(int attribute)
     return attribute > 0 && attribute < (int)sizeof bytes ? bytes[attribute] : 0;
 }
 
+static void *context_of(int device)
+{
+    struct emu_dev *dev = emu_dev_at(device);
+    pthread_mutex_lock(&dev->mu);
+    void *context = dev->context;
+    pthread_mutex_unlock(&dev->mu);
+    return context;
+}
+
 /* False for an attribute or pointer that is not known. */
 static bool pointer_attribute(void *out, int attribute, devptr p)
 {
@@ -293,7 +302,7 @@ static bool pointer_attribute(void *out, int attribute, devptr p)
     if (!bytes || !emu_mem_query(ptr(p), &info)) return false;
     bool on_device = info.kind == EMU_MEM_DEVICE;
     if (attribute == 4 && on_device) return false;
-    const unsigned long long values[] = {[1] = (uintptr_t)emu_dev_at(info.device)->context,
+    const unsigned long long values[] = {[1] = (uintptr_t)context_of(info.device),
                                          [2] = on_device ? 2 : 1,
                                          [3] = p,
                                          [4] = p,

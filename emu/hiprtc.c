@@ -2,11 +2,18 @@
  * hipRTC's names over core/rtc.c.  The code object is the emulator's own image.  */
 #include "core/emu.h"
 
+#include <string.h>
+
 #define ENTER()                                                                                                        \
     do {                                                                                                               \
         int enter_rc = emu_enter(__func__, NULL);                                                                      \
         if (enter_rc) return enter_rc;                                                                                 \
     } while (0)
+
+bool emu_arch_known(const char *arch)
+{
+    return !strncmp(arch, "gfx", 3);
+}
 
 EMU_API int hiprtcVersion(int *major, int *minor)
 {
@@ -54,23 +61,23 @@ EMU_API int hiprtcCompileProgram(void *program, int count, const char *const *op
 EMU_API int hiprtcGetCodeSize(void *program, size_t *out)
 {
     ENTER();
-    return emu_rtc_size(program, false, out);
+    return emu_rtc_size(program, EMU_RTC_BINARY, out);
 }
 
 EMU_API int hiprtcGetCode(void *program, char *out)
 {
     ENTER();
-    return emu_rtc_read(program, false, out);
+    return emu_rtc_read(program, EMU_RTC_BINARY, out);
 }
 
 EMU_API int hiprtcGetProgramLogSize(void *program, size_t *out)
 {
     ENTER();
-    return emu_rtc_size(program, true, out);
+    return emu_rtc_size(program, EMU_RTC_LOG, out);
 }
 
 EMU_API int hiprtcGetProgramLog(void *program, char *out)
 {
     ENTER();
-    return emu_rtc_read(program, true, out);
+    return emu_rtc_read(program, EMU_RTC_LOG, out);
 }

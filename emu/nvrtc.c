@@ -2,6 +2,9 @@
  * NVRTC's names over core/rtc.c.  CUBIN and PTX are both the emulator's own image.  */
 #include "core/emu.h"
 
+#include <stdio.h>
+#include <string.h>
+
 #define ENTER()                                                                                                        \
     do {                                                                                                               \
         int enter_rc = emu_enter(__func__, NULL);                                                                      \
@@ -54,50 +57,60 @@ EMU_API int nvrtcCompileProgram(void *program, int count, const char *const *opt
 EMU_API int nvrtcGetCUBINSize(void *program, size_t *out)
 {
     ENTER();
-    return emu_rtc_size(program, false, out);
+    return emu_rtc_size(program, EMU_RTC_BINARY, out);
 }
 
 EMU_API int nvrtcGetCUBIN(void *program, char *out)
 {
     ENTER();
-    return emu_rtc_read(program, false, out);
+    return emu_rtc_read(program, EMU_RTC_BINARY, out);
 }
 
 EMU_API int nvrtcGetPTXSize(void *program, size_t *out)
 {
     ENTER();
-    return emu_rtc_size(program, false, out);
+    return emu_rtc_size(program, EMU_RTC_INTERMEDIATE, out);
 }
 
 EMU_API int nvrtcGetPTX(void *program, char *out)
 {
     ENTER();
-    return emu_rtc_read(program, false, out);
+    return emu_rtc_read(program, EMU_RTC_INTERMEDIATE, out);
 }
 
 EMU_API int nvrtcGetProgramLogSize(void *program, size_t *out)
 {
     ENTER();
-    return emu_rtc_size(program, true, out);
+    return emu_rtc_size(program, EMU_RTC_LOG, out);
 }
 
 EMU_API int nvrtcGetProgramLog(void *program, char *out)
 {
     ENTER();
-    return emu_rtc_read(program, true, out);
+    return emu_rtc_read(program, EMU_RTC_LOG, out);
+}
+
+static const int archs[] = {75, 80, 86, 87, 88, 89, 90, 100, 103, 110, 120, 121};
+
+bool emu_arch_known(const char *arch)
+{
+    int n = 0;
+    if (sscanf(arch, "sm_%d", &n) != 1 && sscanf(arch, "compute_%d", &n) != 1) return false;
+    for (size_t i = 0; i < sizeof archs / sizeof archs[0]; i++)
+        if (archs[i] == n) return true;
+    return false;
 }
 
 EMU_API int nvrtcGetNumSupportedArchs(int *count)
 {
     ENTER();
-    *count = 12;
+    *count = sizeof archs / sizeof archs[0];
     return 0;
 }
 
 EMU_API int nvrtcGetSupportedArchs(int *out)
 {
-    static const int archs[] = {75, 80, 86, 87, 88, 89, 90, 100, 103, 110, 120, 121};
     ENTER();
-    for (int i = 0; i < 12; i++) out[i] = archs[i];
+    memcpy(out, archs, sizeof archs);
     return 0;
 }

@@ -85,6 +85,7 @@ static void read_conf(void)
     if (conf.devices < 0) conf.devices = 0;
     if (conf.devices > EMU_MAX_DEVICES) conf.devices = EMU_MAX_DEVICES;
     conf.guard = env_long("GBEMU_GUARD", 0) != 0;
+    conf.one_thread = env_long("GBEMU_ONE_THREAD", 0) != 0;
     conf.strict = (int)env_long("GBEMU_STRICT", 1);
     conf.leaks = env_long("GBEMU_LEAKS", 0) != 0;
     conf.capturing = env_long("GBEMU_CAPTURING", 0) != 0;

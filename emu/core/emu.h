@@ -58,6 +58,7 @@ struct emu_conf {
     unsigned queue;
     int devices;
     bool guard;
+    bool one_thread;
     int strict;
     bool leaks;
     bool eager;
@@ -236,8 +237,11 @@ int emu_launch(struct emu_stream *s, void *function, struct emu_dim grid, struct
 int emu_rtc_create(const char *source, const char *name, int headers, void **out);
 int emu_rtc_destroy(void *handle);
 int emu_rtc_compile(void *handle, int count, const char *const *options);
-/* `log`: the text, else the image.  Size includes the log's NUL. */
-int emu_rtc_size(void *handle, bool log, size_t *out);
-int emu_rtc_read(void *handle, bool log, char *out);
+enum emu_rtc_what { EMU_RTC_LOG, EMU_RTC_BINARY, EMU_RTC_INTERMEDIATE };
+/* Bytes (the log's NUL included), and the bytes themselves. */
+int emu_rtc_size(void *handle, enum emu_rtc_what what, size_t *out);
+int emu_rtc_read(void *handle, enum emu_rtc_what what, char *out);
+/* Each front's own: whether its compiler knows the architecture. */
+bool emu_arch_known(const char *arch);
 
 #endif

@@ -250,6 +250,7 @@ int emu_launch(struct emu_stream *s, void *handle, struct emu_dim grid, struct e
         emu_obj_put(f);
         return rc;
     }
+    if (emu_conf()->one_thread && f->twin != builtin) a.l.grid = a.l.block = (struct emu_dim){1, 1, 1};
     load_function(s->obj.dev, f);
     /* On failure emu_post has dropped the reference. */
     return emu_post(s, run_launch, drop_launch, &a, offsetof(struct launch_arg, values) + used, NULL);

@@ -45,7 +45,11 @@ static void fini_program(void *obj)
 
 bool image_arch_fits(const char *arch)
 {
+    int theirs = 0, mine = 0;
     size_t n = strcspn(arch, ":");
+    /* Intermediate code runs on its architecture and all newer ones. */
+    if (sscanf(arch, "compute_%d", &theirs) == 1)
+        return sscanf(emu_conf()->arch, "sm_%d", &mine) == 1 && mine >= theirs;
     return n == strcspn(emu_conf()->arch, ":") && !strncmp(arch, emu_conf()->arch, n);
 }
 
@@ -120,7 +124,9 @@ static int read_option(struct program *p, const char *o)
     const char *rest;
     if (starts(o, "--gpu-architecture=", &rest) || starts(o, "-arch=", &rest) || starts(o, "--offload-arch=", &rest)) {
         snprintf(p->arch, sizeof p->arch, "%s", rest);
-        return 0;
+        if (emu_arch_known(rest)) return 0;
+        set_log(p, "error: invalid value for --gpu-architecture: %s\n", rest);
+        return RTC_INVALID_OPTION;
     }
     if (starts(o, "-D", &rest) || starts(o, "--define-macro=", &rest)) {
         if (p->define_count == MAX_DEFINES) return RTC_INVALID_OPTION;
@@ -345,18 +351,22 @@ int emu_rtc_compile(void *handle, int count, const char *const *options)
     return rc;
 }
 
-int emu_rtc_size(void *handle, bool log, size_t *out)
+int emu_rtc_size(void *handle, enum emu_rtc_what what, size_t *out)
 {
+    bool log = what == EMU_RTC_LOG;
     struct program *p = emu_obj_get(EMU_PROGRAM, handle);
     if (!p) return RTC_INVALID_PROGRAM;
     bool ok = log || p->image;
-    if (ok) *out = log ? strlen(p->log) + 1 : p->image_size;
+    /* There is no machine code for an intermediate architecture. */
+    bool none = !log && what == EMU_RTC_BINARY && !strncmp(p->arch, "compute_", 8);
+    if (ok) *out = log ? strlen(p->log) + 1 : none ? 0 : p->image_size;
     emu_obj_put(p);
     return ok ? 0 : RTC_INVALID_PROGRAM;
 }
 
-int emu_rtc_read(void *handle, bool log, char *out)
+int emu_rtc_read(void *handle, enum emu_rtc_what what, char *out)
 {
+    bool log = what == EMU_RTC_LOG;
     struct program *p = emu_obj_get(EMU_PROGRAM, handle);
     if (!p) return RTC_INVALID_PROGRAM;
     bool ok = log || p->image;

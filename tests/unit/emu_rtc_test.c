@@ -118,6 +118,13 @@ static void demo(void *arg)
     check_order(image);
 }
 
+static void add_any_grid(void *arg)
+{
+    char log[4096];
+    set_up();
+    check_demo(compile(read_text(GBEMU_DEMO_KERNELS), NULL, log));
+}
+
 /* A source of nobody's, in CUDA's own words. */
 static void foreign(void *arg)
 {
@@ -169,12 +176,35 @@ static void images(void *arg)
                                "............................................................................") == 200);
     void *other = compile(text, "--gpu-architecture=sm_80", log);
     CHECK(cuModuleLoadData(&m, other) == 209);
+    CHECK(!compile(text, "--gpu-architecture=sm_70", log) && strstr(log, "sm_70")); /* gone from the compiler */
     void *image = compile(text, NULL, log);
     OK(cuModuleLoadData(&m, image));
     OK(cuModuleGetFunction(&f, m, "demo_add"));
     OK(cuModuleUnload(m));
     CHECK(cuModuleUnload(m) == 400);
     CHECK(cuLaunchKernel(f, 1, 1, 1, 1, 1, 1, 0, stream, NULL, NULL) == 400);
+}
+
+/* A device that the compiler does not know yet: no machine code, but intermediate code, of an older one only. */
+static void intermediate(void *arg)
+{
+    static const char *const options[] = {"--gpu-architecture=compute_121", "--gpu-architecture=compute_120"};
+    void *program, *m;
+    size_t n = 1;
+    set_up();
+    for (int i = 0; i < 2; i++) {
+        OK(nvrtcCreateProgram(&program, read_text(GBEMU_DEMO_KERNELS), "k.cu", 0, NULL, NULL));
+        OK(nvrtcCompileProgram(program, 1, &options[i]));
+        OK(nvrtcGetCUBINSize(program, &n));
+        CHECK(n == 0);
+        OK(nvrtcGetPTXSize(program, &n));
+        char *image = malloc(n);
+        CHECK(image != NULL);
+        OK(nvrtcGetPTX(program, image));
+        OK(nvrtcDestroyProgram(&program));
+        CHECK(cuModuleLoadData(&m, image) == (i ? 0 : 209));
+        free(image);
+    }
 }
 
 static void bad_launches(void *arg)
@@ -242,6 +272,7 @@ static void test_demo(void **state)
     CHILD(demo, "GBEMU_RTC=gcc");
     CHILD(demo, "GBEMU_RTC=auto", "GBEMU_GUARD=1");
     CHILD(demo, "GBEMU_RTC=gcc", "GBEMU_GUARD=1");
+    CHILD(add_any_grid, "GBEMU_ONE_THREAD=1");
 }
 
 static void test_foreign(void **state)
@@ -253,6 +284,7 @@ static void test_foreign(void **state)
 static void test_images(void **state)
 {
     CHILD(images, "GBEMU_ARCH=sm_90");
+    CHILD(intermediate, "GBEMU_ARCH=sm_120");
     CHILD(bad_launches, "GBEMU_SEED=1");
 }
 

@@ -125,6 +125,8 @@ struct nccl_config {
     X(nvrtcCompileProgram, int, (void *, int, const char *const *))                                                    \
     X(nvrtcGetCUBINSize, int, (void *, size_t *))                                                                      \
     X(nvrtcGetCUBIN, int, (void *, char *))                                                                            \
+    X(nvrtcGetPTXSize, int, (void *, size_t *))                                                                        \
+    X(nvrtcGetPTX, int, (void *, char *))                                                                              \
     X(nvrtcGetProgramLogSize, int, (void *, size_t *))                                                                 \
     X(nvrtcGetProgramLog, int, (void *, char *))                                                                       \
     X(nvrtcDestroyProgram, int, (void **))                                                                             \
