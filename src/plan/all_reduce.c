@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  * The hierarchical all_reduce of large messages (docs/algorithms.md): reduce-scatter inside the island, exchange of
- * partials between the owners of a segment, all-gather inside the island, chunk by chunk.  A chunk's first stage (up to
- * the partials' departure) is emitted before the other stages of the chunk before it: while one crosses the bridge the
- * next is being made, and every rank of the group has the same order. */
+ * partials between the owners of a segment, all-gather inside the island, chunk by chunk.  A chunk's later stages are
+ * emitted after the first stages of the chunks that follow it: while some cross the bridge the next is being made, and
+ * every rank of the group has the same order. */
 #include "plan/build.h"
 
 struct chunk {
@@ -74,10 +74,10 @@ static struct gb_ref island_partial(struct gb_builder *b, const struct chunk *k)
     return partial;
 }
 
-/* The part of a segment that island i's owner folds: all of it with two islands, where both fold. */
+/* The part of a segment that island i's owner folds: all of it where both owners fold. */
 static struct gb_range part_of(const struct gb_builder *b, struct gb_range seg, uint32_t i)
 {
-    if (b->topo->nislands == 2) return seg;
+    if (!b->folds_once) return seg;
     struct gb_range r = gb_cut(seg.n, b->topo->nislands, i);
     return (struct gb_range){seg.lo + r.lo, r.n};
 }
@@ -91,26 +91,29 @@ static void depart(struct gb_builder *b, const struct chunk *k)
     if (nislands == 1) return;
     gb_b_keep(b, k->c, mine);
     uint64_t w = width(b, b->isl);
-    struct gb_ref from = gb_b_stage_out(b, mine, k->share.n * w);
+    struct gb_ref whole = mine; /* both fold: one copy to the staging for the whole share */
+    if (!b->folds_once) whole = gb_b_stage_out(b, mine, k->share.n * w);
     for (uint64_t at = k->share.lo; at < k->share.lo + k->share.n;) {
         struct gb_range seg = segment(b, k, at);
         for (uint32_t m = 1; m < nislands; m++) {
             uint32_t i = (b->isl + m) % nislands;
             struct gb_range r = part_of(b, seg, i);
-            if (r.n > 0) gb_b_send(b, owner(b, k, i, at), gb_plus(from, (r.lo - k->share.lo) * w), r.n * w);
+            struct gb_ref from = gb_plus(whole, (r.lo - k->share.lo) * w);
+            if (b->folds_once) from = gb_b_stage_out(b, from, r.n * w);
+            if (r.n > 0) gb_b_send(b, owner(b, k, i, at), from, r.n * w);
         }
         struct gb_range r = part_of(b, seg, b->isl);
         for (uint32_t i = 0; i < nislands && r.n > 0; i++) {
             if (i == b->isl) continue;
             struct gb_ref to = gb_b_scratch(b, r.n * width(b, i));
-            gb_b_recv_to(b, k->c & 1, owner(b, k, i, at), to, r.n * width(b, i));
+            gb_b_recv_to(b, gb_first(k->c), owner(b, k, i, at), to, r.n * width(b, i));
             gb_b_keep(b, k->c, to);
         }
         at += seg.n;
     }
 }
 
-/* Three and more islands: my part of a segment is final; its other owners get it, and I get theirs. */
+/* My part of a segment is final; its other owners get it, and I get theirs. */
 static void share_final(struct gb_builder *b, const struct chunk *k, struct gb_range seg)
 {
     uint32_t nislands = b->topo->nislands;
@@ -123,7 +126,7 @@ static void share_final(struct gb_builder *b, const struct chunk *k, struct gb_r
     for (uint32_t i = 0; i < nislands; i++) {
         struct gb_range r = part_of(b, seg, i);
         if (i != b->isl && r.n > 0)
-            gb_b_recv_to(b, GB_NOW, owner(b, k, i, seg.lo), user(b, GB_BUF_OUT, k, r.lo), r.n * b->es);
+            gb_b_recv_to(b, gb_later(k->c), owner(b, k, i, seg.lo), user(b, GB_BUF_OUT, k, r.lo), r.n * b->es);
     }
 }
 
@@ -131,7 +134,7 @@ static void share_final(struct gb_builder *b, const struct chunk *k, struct gb_r
 static void arrive(struct gb_builder *b, const struct chunk *k)
 {
     if (b->topo->nislands == 1) return;
-    gb_b_land(b, k->c & 1);
+    gb_b_land(b, gb_first(k->c));
     struct gb_ref mine = gb_b_kept(b, k->c);
     for (uint64_t at = k->share.lo; at < k->share.lo + k->share.n;) {
         struct gb_range seg = segment(b, k, at), r = part_of(b, seg, b->isl);
@@ -140,15 +143,15 @@ static void arrive(struct gb_builder *b, const struct chunk *k)
             gb_b_add(b, i == b->isl ? own : gb_b_kept(b, k->c), gb_partial_is_acc(b, i));
         }
         gb_b_fold(b, GB_QUEUE_IN, user(b, GB_BUF_OUT, k, r.lo), r.n, 0, 1);
-        if (b->topo->nislands > 2) share_final(b, k, seg);
+        if (b->folds_once) share_final(b, k, seg);
         at += seg.n;
     }
-    gb_b_land(b, GB_NOW);
 }
 
-/* Stage 3: every mate gets my share of the result. */
+/* Stage 3: what others folded has arrived; every mate gets my share of the result. */
 static void gather(struct gb_builder *b, const struct chunk *k)
 {
+    gb_b_land(b, gb_later(k->c));
     if (b->nloc == 1) return;
     for (uint32_t m = 1; m < b->nloc; m++)
         gb_b_give(b, b->mates[(b->loc + m) % b->nloc], user(b, GB_BUF_OUT, k, k->share.lo), k->share.n * b->es);
@@ -162,16 +165,24 @@ static void gather(struct gb_builder *b, const struct chunk *k)
 
 void gb_all_reduce(struct gb_builder *b)
 {
+    b->folds_once = (uint8_t)gb_folds_once(b->topo, b->spec);
     uint64_t size = gb_chunk_elements(b->topo, b->spec), nchunks = gb_chunks(b->spec->count, size);
-    for (uint64_t c = 0; c <= nchunks && !b->failed; c++) {
-        if (c < nchunks) {
-            struct chunk k = get_chunk(b, size, c);
+    /* Two chunks cross the bridge while a third is made; with the result's own hop in between, the last stage is later.
+     */
+    uint64_t arrives = b->topo->nislands > 1 ? 2 : 1, gathers = arrives + b->folds_once;
+    for (uint64_t t = 0; t < nchunks + gathers && !b->failed; t++) {
+        if (t < nchunks) {
+            struct chunk k = get_chunk(b, size, t);
             depart(b, &k);
         }
-        if (c > 0) {
-            struct chunk k = get_chunk(b, size, c - 1);
+        if (t >= arrives && t - arrives < nchunks) {
+            struct chunk k = get_chunk(b, size, t - arrives);
             gb_b_use_slot(b, k.c);
             arrive(b, &k);
+        }
+        if (t >= gathers) {
+            struct chunk k = get_chunk(b, size, t - gathers);
+            gb_b_use_slot(b, k.c);
             gather(b, &k);
         }
     }

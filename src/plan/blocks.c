@@ -100,7 +100,7 @@ static void await_partials(struct gb_builder *b, struct gb_range chunk, uint64_t
         gb_b_keep(b, c, to);
         for (uint32_t j = 0; j < size; j++) {
             struct gb_range r = gb_cut(chunk.n, size, j);
-            if (r.n > 0) gb_b_recv_to(b, c & 1, t->members[first + j], gb_plus(to, r.lo * w), r.n * w);
+            if (r.n > 0) gb_b_recv_to(b, gb_first(c), t->members[first + j], gb_plus(to, r.lo * w), r.n * w);
         }
     }
 }
@@ -144,7 +144,7 @@ void gb_reduce_blocks(struct gb_builder *b)
         if (c > 0) {
             struct gb_range chunk = gb_chunk(gb_block(b, b->me), size, c - 1);
             gb_b_use_slot(b, c - 1);
-            gb_b_land(b, (c - 1) & 1);
+            gb_b_land(b, gb_first(c - 1));
             if (chunk.n > 0) fold_chunk(b, chunk, c - 1);
         }
     }
@@ -197,7 +197,7 @@ static void recv_blocks(struct gb_builder *b, uint64_t size, uint64_t c)
         if (is_home) r = (struct gb_range){0, chunk.n};
         if (r.n == 0) continue;
         struct gb_ref to = in_block(b, GB_BUF_OUT, gb_block_at(b, d), chunk, r.lo);
-        struct gb_ref at = gb_b_recv_to(b, c & 1, d, to, r.n * b->es);
+        struct gb_ref at = gb_b_recv_to(b, gb_first(c), d, to, r.n * b->es);
         if (!is_home) gb_b_keep(b, c, at);
     }
 }
@@ -240,7 +240,7 @@ void gb_spread_blocks(struct gb_builder *b)
         }
         if (c > 0) {
             gb_b_use_slot(b, c - 1);
-            gb_b_land(b, (c - 1) & 1);
+            gb_b_land(b, gb_first(c - 1));
             exchange_shares(b, size, c - 1);
         }
     }

@@ -114,7 +114,7 @@ void gb_b_open_slot(struct gb_builder *b, uint64_t chunk)
 {
     gb_b_use_slot(b, chunk);
     b->bump[0][b->slot] = b->bump[1][b->slot] = 0;
-    b->kept[chunk & 1].n = b->kept[chunk & 1].pos = 0;
+    b->kept[chunk % GB_STAGES].n = b->kept[chunk % GB_STAGES].pos = 0;
 }
 
 void gb_b_use_slot(struct gb_builder *b, uint64_t chunk)
@@ -264,12 +264,12 @@ void gb_b_fold(struct gb_builder *b, uint32_t queue, struct gb_ref dst, uint64_t
 
 void gb_b_keep(struct gb_builder *b, uint64_t chunk, struct gb_ref ref)
 {
-    struct gb_refs *r = b->kept + (chunk & 1);
+    struct gb_refs *r = b->kept + chunk % GB_STAGES;
     if (gb_grow(b, (void **)&r->v, &r->cap, r->n + 1, sizeof *r->v)) r->v[r->n++] = ref;
 }
 
 struct gb_ref gb_b_kept(struct gb_builder *b, uint64_t chunk)
 {
-    struct gb_refs *r = b->kept + (chunk & 1);
+    struct gb_refs *r = b->kept + chunk % GB_STAGES;
     return r->pos < r->n ? r->v[r->pos++] : gb_at(GB_BUF_HOST, 0);
 }

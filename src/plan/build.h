@@ -15,7 +15,11 @@
 
 #include "plan/plan.h"
 
-#define GB_GRID 1024u /* elements: shares, segments and chunks are cut on multiples of this */
+#define GB_GRID       1024u /* elements: shares, segments and chunks are cut on multiples of this */
+#define GB_SLOT_SHIFT 44
+#define GB_STAGES     4u /* at most so many chunks are between their first and their last stage */
+#define GB_NOW        (2 * GB_STAGES) /* list of landings: those inside the same stage */
+#define GB_SEPARATE   (1ull << 60) /* out_base of operations whose buffers are never shared */
 
 struct gb_span {
     uint64_t lo, hi;
@@ -61,18 +65,18 @@ struct gb_builder {
     uint32_t me, isl, loc, nloc; /* rank, island, local index, ranks in the island */
     const uint32_t *mates;       /* [nloc] group ranks of the island */
     uint32_t es, as;             /* bytes of an element, of an accumulator */
-    uint8_t staged, vendor;      /* vendor: this island has several ranks and exchanges by VENDOR steps in this plan */
-    uint8_t premul, failed;
+    uint8_t staged, vendor; /* vendor: this island has several ranks and exchanges by VENDOR steps in this plan */
+    uint8_t premul, folds_once, failed;
     uint32_t *send_xid, *recv_xid; /* [nranks] */
-    uint32_t *mark;                /* [step_cap] dependency already recorded for step mark - 1 */
+    uint32_t *mark; /* [step_cap] dependency already recorded for step mark - 1 */
 
     /* Scratch.  While building, an offset is slot << GB_SLOT_SHIFT | offset inside the slot. */
     uint32_t depth, slot, nslots; /* nslots: used so far */
-    uint64_t *bump[2];            /* [depth] next free byte in DEV, HOST */
+    uint64_t *bump[2]; /* [depth] next free byte in DEV, HOST */
     uint64_t peak[2];
 
     /* Hazards. */
-    struct gb_track *user;      /* [nzones] */
+    struct gb_track *user; /* [nzones] */
     const uint64_t *zone_first; /* [nzones] bytes, ascending */
     uint32_t nzones;
     uint64_t in_base, out_base; /* where IN and OUT begin in the common address space of the zones */
@@ -80,9 +84,9 @@ struct gb_builder {
     struct gb_reader *node;
     uint32_t nnodes, node_cap;
 
-    /* Kept between the stages of a chunk, by its parity. */
-    struct gb_refs kept[2];
-    struct gb_landings land[3]; /* [GB_NOW]: landed inside the same stage */
+    /* Kept between the stages of a chunk. */
+    struct gb_refs kept[GB_STAGES];
+    struct gb_landings land[2 * GB_STAGES + 1];
     struct gb_fold_src *fold;
     uint32_t nfold, fold_cap;
     struct gb_part *call; /* parts of the vendor call being gathered */
@@ -92,12 +96,18 @@ struct gb_builder {
     uint64_t *blocks; /* [nranks + 1] element offsets of blocks, or NULL */
 };
 
-#define GB_SLOT_SHIFT 44
-#define GB_NOW        2u
-#define GB_SEPARATE   (1ull << 60) /* out_base of operations whose buffers are never shared */
-
 /* hazard.c: the last step reads or writes [lo, hi) */
 void gb_track_access(struct gb_builder *b, struct gb_track *t, uint64_t lo, uint64_t hi, int is_write);
+
+/* Lists of landings: what a chunk's first stage receives, what a later one does. */
+static inline uint32_t gb_first(uint64_t chunk)
+{
+    return (uint32_t)(chunk % GB_STAGES);
+}
+static inline uint32_t gb_later(uint64_t chunk)
+{
+    return GB_STAGES + (uint32_t)(chunk % GB_STAGES);
+}
 
 /* build.c */
 int gb_grow(struct gb_builder *b, void **array, uint32_t *cap, uint32_t need, size_t size);
@@ -148,6 +158,9 @@ uint32_t gb_cut_find(uint64_t n, uint32_t parts, uint64_t at);
 /* Chunks of n elements, and chunk c of them; n = 0 beyond the last. */
 uint64_t gb_chunks(uint64_t n, uint64_t chunk);
 struct gb_range gb_chunk(uint64_t n, uint64_t chunk, uint64_t c);
+/* ALL_REDUCE: 1 when each part of a segment is folded by one owner, who spreads the result; 0 when two islands exchange
+ * their partials and both fold. */
+int gb_folds_once(const struct gb_topo *topo, const struct gb_plan_spec *spec);
 /* Elements per chunk of the large forms, from agreed facts alone. */
 uint64_t gb_chunk_elements(const struct gb_topo *topo, const struct gb_plan_spec *spec);
 /* 1 when the operation takes the one-round form. */

@@ -80,7 +80,7 @@ static void emit_round(struct gb_builder *b, uint64_t size, uint64_t c, const st
     for (uint32_t i = 0; i < recvs->n; i++) {
         struct gb_range r = gb_chunk(recvs->v[i].at.n, size, c);
         struct gb_ref to = gb_at(GB_BUF_OUT, (recvs->v[i].at.lo + r.lo) * b->es);
-        if (r.n > 0) gb_b_recv_to(b, c & 1, recvs->v[i].rank, to, r.n * b->es);
+        if (r.n > 0) gb_b_recv_to(b, gb_first(c), recvs->v[i].rank, to, r.n * b->es);
     }
 }
 
@@ -93,7 +93,7 @@ static void emit_all(struct gb_builder *b, struct legs *sends, struct legs *recv
     uint64_t rounds = gb_chunks(sends->longest > recvs->longest ? sends->longest : recvs->longest, size);
     for (uint64_t c = 0; c <= rounds && !b->failed; c++) {
         if (c < rounds) emit_round(b, size, c, sends, recvs);
-        if (c > 0) gb_b_land(b, (c - 1) & 1);
+        if (c > 0) gb_b_land(b, gb_first(c - 1));
     }
 }
 

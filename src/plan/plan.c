@@ -55,7 +55,8 @@ static int builder_init(struct gb_builder *b, int flat, uint64_t **zones)
     b->staged = t->staged[b->me];
     b->vendor = t->vendor[b->isl] && b->nloc > 1 && !flat;
     b->premul = gb_spec_reduces(b->spec) && b->spec->reduce_op == GPUBRIDGE_PREMUL_SUM;
-    b->depth = b->spec->depth < MAX_DEPTH ? b->spec->depth : MAX_DEPTH;
+    uint32_t least = b->spec->op == GPUBRIDGE_ALL_REDUCE ? GB_STAGES : 2; /* slots between first and last stage */
+    b->depth = b->spec->depth < least ? least : b->spec->depth < MAX_DEPTH ? b->spec->depth : MAX_DEPTH;
     b->plan = calloc(1, sizeof *b->plan);
     b->send_xid = calloc(2 * (size_t)t->nranks, sizeof *b->send_xid);
     b->bump[0] = calloc(2 * (size_t)b->depth, sizeof *b->bump[0]);
@@ -75,11 +76,9 @@ static void builder_fini(struct gb_builder *b, uint64_t *zones)
     free(b->bump[0]);
     for (uint32_t z = 0; b->user && z < b->nzones; z++) free(b->user[z].span);
     free(b->user);
-    for (int i = 0; i < 2; i++) {
-        free(b->scratch[i].span);
-        free(b->kept[i].v);
-    }
-    for (int i = 0; i < 3; i++) free(b->land[i].v);
+    for (uint32_t i = 0; i < 2; i++) free(b->scratch[i].span);
+    for (uint32_t i = 0; i < GB_STAGES; i++) free(b->kept[i].v);
+    for (uint32_t i = 0; i <= GB_NOW; i++) free(b->land[i].v);
     free(b->node);
     free(b->fold);
     free(b->call);

@@ -54,19 +54,42 @@ static int is_by_pairs(const struct gb_plan_spec *spec)
     return spec->op == GPUBRIDGE_GATHER || spec->op == GPUBRIDGE_SCATTER || spec->op == GPUBRIDGE_ALL_TO_ALL;
 }
 
+static uint64_t largest_island(const struct gb_topo *topo)
+{
+    uint32_t most = 1;
+    for (uint32_t i = 0; i < topo->nislands; i++)
+        if (topo->island_first[i + 1] - topo->island_first[i] > most)
+            most = topo->island_first[i + 1] - topo->island_first[i];
+    return most;
+}
+
+static int is_any_staged(const struct gb_topo *topo)
+{
+    int any = 0;
+    for (uint32_t r = 0; r < topo->nranks; r++) any |= topo->staged[r];
+    return any;
+}
+
+/* Between two islands a direct exchange is one hop; folding once is two, but moves fewer bytes where partials are wider
+ * than results, and halves the arithmetic, which counts on CPUs.  With enough chunks in flight the hop costs nothing.
+ */
+int gb_folds_once(const struct gb_topo *topo, const struct gb_plan_spec *spec)
+{
+    if (topo->nislands != 2) return topo->nislands > 2;
+    int is_wide = gb_acc_bytes(spec->dtype) > gb_dtype_bytes(spec->dtype) &&
+                  (topo->nranks > 2 || spec->reduce_op == GPUBRIDGE_PREMUL_SUM);
+    return spec->count / largest_island(topo) >= 4 * spec->chunk_bytes / gb_acc_bytes(spec->dtype) &&
+           (is_wide || !is_any_staged(topo));
+}
+
 uint64_t gb_chunk_elements(const struct gb_topo *topo, const struct gb_plan_spec *spec)
 {
     uint64_t width = gb_spec_reduces(spec) ? gb_acc_bytes(spec->dtype) : gb_dtype_bytes(spec->dtype);
-    uint64_t widest = 1, pieces = 1, bytes = spec->chunk_bytes;
-    for (uint32_t i = 0; i < topo->nislands; i++) {
-        uint64_t size = topo->island_first[i + 1] - topo->island_first[i];
-        if (size > widest) widest = size;
-    }
+    uint64_t pieces = largest_island(topo), bytes = spec->chunk_bytes;
     /* A chunk is cut into about `pieces` messages of chunk_bytes each, */
-    if (spec->op == GPUBRIDGE_ALL_REDUCE && topo->nislands > 2)
-        pieces = topo->nislands > widest ? topo->nislands : widest;
-    else if (!is_by_pairs(spec))
-        pieces = widest;
+    if (is_by_pairs(spec)) pieces = 1;
+    if (spec->op == GPUBRIDGE_ALL_REDUCE && gb_folds_once(topo, spec) && topo->nislands > pieces)
+        pieces = topo->nislands;
     bytes *= pieces < 8 ? pieces : 8;
     /* and what a rank stages for all others at once stays bounded. */
     uint64_t most = spec->chunk_bytes * (is_by_pairs(spec) ? 8 : 32) / topo->nranks;
@@ -226,7 +249,8 @@ uint32_t gb_spec_hash(const struct gb_topo *topo, const struct gb_plan_spec *spe
                         has_count ? spec->count : 0,
                         is_moved ? spec->chunk_bytes : 0,
                         is_moved ? spec->flat_bytes : 0,
-                        topo->nranks};
+                        topo->nranks,
+                        (uint64_t)is_any_staged(topo)};
     XXH64_hash_t h = XXH3_64bits_withSeed(facts, sizeof facts, spec->counts != NULL);
     if (spec->counts) h = XXH3_64bits_withSeed(spec->counts, topo->nranks * sizeof *spec->counts, h);
     h = XXH3_64bits_withSeed(topo->island, topo->nranks * sizeof *topo->island, h);

@@ -80,12 +80,25 @@ static void count_folded(const struct sizes *z, uint64_t n, uint64_t *folded)
     }
 }
 
+/* Two islands fold once when messages are long, and partials wider than results or no rank a device. */
+static int folds_once(const struct sizes *z)
+{
+    int wide = 0, staged = 0;
+    for (uint32_t i = 0; i < z->t->nislands; i++) wide |= width(z, i) > z->es;
+    for (uint32_t r = 0; r < z->t->nranks; r++) staged |= z->t->staged[r];
+    if (z->t->nislands != 2) return z->t->nislands > 2;
+    return z->op->spec.count / z->largest >= 4 * z->op->spec.chunk_bytes / z->as && (wide || !staged);
+}
+
 static void all_reduce(const struct sizes *z, uint64_t *bridge, uint64_t *island)
 {
     uint64_t n = z->op->spec.count, nislands = z->t->nislands, folded[SIM_MAX_RANKS] = {0};
     for (uint32_t i = 0; i < nislands; i++) *island += 2 * (island_size(z, i) - 1) * n * z->es;
-    if (nislands == 2) *bridge += n * (width(z, 0) + width(z, 1));
-    if (nislands <= 2) return;
+    if (nislands == 1) return;
+    if (!folds_once(z)) {
+        *bridge += n * (width(z, 0) + width(z, 1));
+        return;
+    }
     uint64_t pieces = nislands > z->largest ? nislands : z->largest;
     uint64_t chunk = z->op->spec.chunk_bytes * (pieces < 8 ? pieces : 8) / z->as / GRID * GRID;
     if (chunk == 0) chunk = GRID;

@@ -76,11 +76,17 @@ static void test_two_ranks_are_minimal(void **state)
     assert_true(p->flat);
     gb_plan_destroy(p);
 
-    s = spec_of(GPUBRIDGE_ALL_REDUCE, 8192); /* 16 KiB: two chunks, still one send, receive and fold per chunk */
+    s = spec_of(GPUBRIDGE_ALL_REDUCE, 4096); /* two chunks: send, receive and fold per chunk */
     assert_int_equal(gb_plan_build(t, &s, 0, &p), 0);
-    assert_int_equal(p->nsteps, 3 * 4);
-    assert_int_equal(p->bridge_send_bytes, 16384);
+    assert_int_equal(p->nsteps, 2 * 3);
+    assert_int_equal(p->bridge_send_bytes, 8192);
     assert_false(p->flat);
+    gb_plan_destroy(p);
+
+    s = spec_of(GPUBRIDGE_ALL_REDUCE, 8192); /* long: each rank folds half of a chunk and sends the result */
+    assert_int_equal(gb_plan_build(t, &s, 0, &p), 0);
+    assert_int_equal(p->nsteps, 2 * 5);
+    assert_int_equal(p->bridge_send_bytes, 16384);
     gb_plan_destroy(p);
     gb_topo_destroy(t);
 }
