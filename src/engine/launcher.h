@@ -43,20 +43,24 @@ struct gb_dev_op {
     void *priv;
 };
 
-/* `wake` is called (any thread) when a flag may have changed on the host side (HIP) or an error was stored. */
+/* `wake` is called (any thread) when a flag may have changed on the host side (HIP) or an error was stored.  `gate`: 1
+ * on, 0 off.  Compiles the kernels: may take seconds. */
 int gb_launcher_open(struct gb_device *device, int gate, void (*wake)(void *), void *wake_arg,
                      struct gb_launcher **launcher) GB_NODISCARD;
 /* Joins the thread; operations must have finished or been aborted. */
 void gb_launcher_close(struct gb_launcher *launcher);
-/* Pools: device scratch and pinned host memory (flags, staging).  Any thread; NULL with an error text when exhausted.
- */
+/* Both pools together grow to this and not further (GPUBRIDGE_MEM_BYTES), unless nothing is in use. */
+void gb_launcher_set_limit(struct gb_launcher *launcher, uint64_t bytes);
+/* Pools: device scratch and pinned host memory (flags, staging).  Any thread but the engine role, since growing is a
+ * driver call; NULL with an error text when exhausted.  Giving back (NULL is fine) is none. */
 void *gb_launcher_mem(struct gb_launcher *launcher, uint64_t bytes);
 void gb_launcher_mem_free(struct gb_launcher *launcher, void *mem);
 void *gb_launcher_host(struct gb_launcher *launcher, uint64_t bytes);
 void gb_launcher_host_free(struct gb_launcher *launcher, void *mem);
 /* Submitting thread: records a ready event on `stream` (NULL: the legacy default stream), refusing a capturing stream.
- */
+ * gb_launcher_release gives it back, or gb_launcher_forget when the operation never got so far. */
 int gb_launcher_record(struct gb_launcher *launcher, void *stream, void **event) GB_NODISCARD;
+void gb_launcher_forget(struct gb_launcher *launcher, void *event);
 /* Engine: hands an operation over.  Calls of one launcher execute in this order: the total order of vendor calls. */
 void gb_launcher_start(struct gb_launcher *launcher, struct gb_dev_op *op);
 /* Engine, after storing network flags: lets a gate-off launcher look again.  Cheap, no driver call. */
@@ -66,7 +70,8 @@ void gb_launcher_kick(struct gb_launcher *launcher);
 void gb_launcher_abort(struct gb_launcher *launcher, struct gb_dev_op *op);
 /* Waiting thread: makes `stream` wait for op->done (which must be valid). */
 int gb_launcher_wait_stream(struct gb_launcher *launcher, struct gb_dev_op *op, void *stream) GB_NODISCARD;
-/* Engine: after flags[nsteps] was seen: gives events and launcher state of the operation back. */
+/* Engine: after flags[nsteps] was seen, or for an operation that was never started: gives its events and state back.
+ * The launcher does not touch `op` any more. */
 void gb_launcher_release(struct gb_launcher *launcher, struct gb_dev_op *op);
 
 /* Engine: the streams of a set are not needed any more (none of its operations is in flight). */

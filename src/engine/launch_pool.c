@@ -1,0 +1,211 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * The launcher's memory: device scratch and pinned host memory, cut from slabs that stay until the launcher closes,
+ * since freeing device memory waits for the whole device.  First fit, neighbours joined again.  Any thread. */
+#include "engine/launch.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#define ALIGNMENT      256u
+#define DEVICE_SLAB    (32u << 20)
+#define HOST_SLAB      (8u << 20)
+#define ROUND_UP(n, a) (((n) + (a) - 1) / (a) * (a))
+
+struct pool_block {
+    struct pool_block *next; /* by offset; blocks tile the slab */
+    uint64_t offset, bytes;
+    int is_used;
+};
+
+struct pool_slab {
+    struct pool_slab *next;
+    char *base;
+    uint64_t bytes;
+    struct pool_block *blocks;
+};
+
+void gb_launch_pool_init(struct gb_launch_pool *pool, struct gb_device *device, int is_host)
+{
+    pool->device = device;
+    pool->is_host = is_host;
+    pool->slabs = NULL;
+    pthread_mutex_init(&pool->lock, NULL);
+}
+
+static void slab_free_memory(struct gb_launch_pool *pool, void *base)
+{
+    if (pool->is_host)
+        gb_device_host_free(pool->device, base);
+    else
+        gb_device_free(pool->device, base);
+}
+
+void gb_launch_pool_fini(struct gb_launch_pool *pool)
+{
+    struct gb_device_saved saved;
+    int entered = pool->slabs && gb_device_enter(pool->device, &saved) == 0;
+    while (pool->slabs) {
+        struct pool_slab *slab = pool->slabs;
+        pool->slabs = slab->next;
+        while (slab->blocks) {
+            struct pool_block *block = slab->blocks;
+            slab->blocks = block->next;
+            free(block);
+        }
+        if (entered) slab_free_memory(pool, slab->base);
+        free(slab);
+    }
+    if (entered) gb_device_leave(pool->device, &saved);
+    pthread_mutex_destroy(&pool->lock);
+}
+
+/* Cuts `bytes` from a free block.  NULL when no block is large enough, or the rest cannot be described. */
+static void *take(struct pool_slab *slab, uint64_t bytes)
+{
+    for (struct pool_block *b = slab->blocks; b; b = b->next) {
+        if (b->is_used || b->bytes < bytes) continue;
+        if (b->bytes > bytes) {
+            struct pool_block *rest = malloc(sizeof *rest);
+            if (!rest) return NULL;
+            *rest = (struct pool_block){b->next, b->offset + bytes, b->bytes - bytes, 0};
+            b->next = rest;
+            b->bytes = bytes;
+        }
+        b->is_used = 1;
+        return slab->base + b->offset;
+    }
+    return NULL;
+}
+
+static int slab_memory(struct gb_launch_pool *pool, uint64_t bytes, void **base)
+{
+    struct gb_device_saved saved;
+    GB_TRY(gb_device_enter(pool->device, &saved));
+    int rc =
+        pool->is_host ? gb_device_host_alloc(pool->device, bytes, base) : gb_device_alloc(pool->device, bytes, base);
+    gb_device_leave(pool->device, &saved);
+    return rc;
+}
+
+static int add_slab(struct gb_launch_pool *pool, uint64_t bytes)
+{
+    struct pool_slab *slab = calloc(1, sizeof *slab);
+    struct pool_block *all = calloc(1, sizeof *all);
+    void *base = NULL;
+    int rc = slab && all ? 0 : GB_FAIL(GPUBRIDGE_ERR_NO_MEMORY, "no memory to describe a slab");
+    if (!rc) rc = slab_memory(pool, bytes, &base);
+    if (rc) {
+        free(slab);
+        free(all);
+        return rc;
+    }
+    *all = (struct pool_block){NULL, 0, bytes, 0};
+    *slab = (struct pool_slab){pool->slabs, base, bytes, all};
+    pool->slabs = slab;
+    return 0;
+}
+
+static void *pool_get(struct gb_launcher *launcher, struct gb_launch_pool *pool, uint64_t bytes)
+{
+    void *mem = NULL;
+    bytes = ROUND_UP(bytes ? bytes : 1, ALIGNMENT);
+    pthread_mutex_lock(&pool->lock);
+    for (struct pool_slab *s = pool->slabs; s && !mem; s = s->next) mem = take(s, bytes);
+    if (!mem) {
+        uint64_t slab = ROUND_UP(bytes, pool->is_host ? HOST_SLAB : DEVICE_SLAB);
+        uint64_t held = atomic_load(&launcher->pool_bytes), used = atomic_load(&launcher->pool_used);
+        uint64_t limit = atomic_load(&launcher->pool_limit);
+        if (limit && held + slab > limit && used)
+            (void)GB_FAIL(
+                GPUBRIDGE_ERR_NO_MEMORY,
+                "%llu bytes of %s memory do not fit beside %llu in use; raise GPUBRIDGE_MEM_BYTES (%llu) or keep fewer "
+                "operations in flight",
+                (unsigned long long)bytes, pool->is_host ? "pinned" : "device", (unsigned long long)used,
+                (unsigned long long)limit);
+        else if (add_slab(pool, slab) == 0) {
+            atomic_fetch_add(&launcher->pool_bytes, slab);
+            mem = take(pool->slabs, bytes);
+            if (!mem) (void)GB_FAIL(GPUBRIDGE_ERR_NO_MEMORY, "no memory to describe a block");
+        }
+    }
+    if (mem) atomic_fetch_add(&launcher->pool_used, bytes);
+    pthread_mutex_unlock(&pool->lock);
+    return mem;
+}
+
+static void join_next(struct pool_block *block)
+{
+    struct pool_block *next = block->next;
+    if (!next || block->is_used || next->is_used) return;
+    block->bytes += next->bytes;
+    block->next = next->next;
+    free(next);
+}
+
+/* Returns the block's bytes. */
+static uint64_t slab_put(struct pool_slab *slab, uint64_t offset)
+{
+    struct pool_block *before = NULL, *b = slab->blocks;
+    while (b && b->offset != offset) {
+        before = b;
+        b = b->next;
+    }
+    if (!b || !b->is_used) return 0;
+    uint64_t bytes = b->bytes;
+    b->is_used = 0;
+    join_next(b);
+    if (before) join_next(before);
+    return bytes;
+}
+
+static void pool_put(struct gb_launcher *launcher, struct gb_launch_pool *pool, void *mem)
+{
+    if (!mem) return;
+    uintptr_t at = (uintptr_t)mem;
+    pthread_mutex_lock(&pool->lock);
+    for (struct pool_slab *s = pool->slabs; s; s = s->next) {
+        uintptr_t base = (uintptr_t)s->base;
+        if (at < base || at >= base + s->bytes) continue;
+        atomic_fetch_sub(&launcher->pool_used, slab_put(s, at - base));
+        break;
+    }
+    pthread_mutex_unlock(&pool->lock);
+}
+
+void gb_launcher_set_limit(struct gb_launcher *launcher, uint64_t bytes)
+{
+    atomic_store(&launcher->pool_limit, bytes);
+}
+
+void *gb_launcher_mem(struct gb_launcher *launcher, uint64_t bytes)
+{
+    return pool_get(launcher, &launcher->mem, bytes);
+}
+
+void gb_launcher_mem_free(struct gb_launcher *launcher, void *mem)
+{
+    pool_put(launcher, &launcher->mem, mem);
+}
+
+void *gb_launcher_host(struct gb_launcher *launcher, uint64_t bytes)
+{
+    return pool_get(launcher, &launcher->host, bytes);
+}
+
+void gb_launcher_host_free(struct gb_launcher *launcher, void *mem)
+{
+    pool_put(launcher, &launcher->host, mem);
+}
+
+void *gb_launch_keep(struct gb_launcher *launcher, uint64_t bytes)
+{
+    void *mem = pool_get(launcher, &launcher->host, bytes);
+    if (mem) atomic_fetch_sub(&launcher->pool_used, ROUND_UP(bytes, ALIGNMENT));
+    return mem;
+}
+
+void gb_launch_unkeep(struct gb_launcher *launcher, void *mem, uint64_t bytes)
+{
+    if (mem) atomic_fetch_add(&launcher->pool_used, ROUND_UP(bytes, ALIGNMENT));
+    pool_put(launcher, &launcher->host, mem);
+}
