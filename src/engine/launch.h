@@ -3,10 +3,8 @@
  * launch.h: the inside of the launcher: pools, events, stream sets, jobs.  Private to launcher.c, launch_pool.c,
  * launch_event.c, launch_job.c and launch_step.c.
  *
- * A *job* is the launcher's view of an operation.  Three cursors walk its device steps, one per queue, in array order;
- * a step is *issued* when everything it depends on is in the streams already or, gate off, has happened on the network.
- * With the gate on, what has been issued can therefore always drain without another driver call: a network step is
- * waited for only when all device steps before it are in the streams.
+ * A *job* is the launcher's view of an operation.  Cursors walk its device steps; a step is *issued* when its work and
+ * its waits are put into the stream of its queue.
  *
  * Fields marked [L] belong to the launcher thread, [G] are guarded by launcher->lock.
  */
@@ -62,7 +60,6 @@ struct gb_job {
     void *joined[QUEUES];               /* ends of the other queues, which the last one waits for */
     void **event;                       /* [nsteps] NULL where none */
     uint8_t *info;                      /* [nsteps] enum step_info */
-    uint32_t (*last)[QUEUES];           /* [nsteps] network steps: device steps before it are below these indices */
     uint32_t capacity;                  /* steps that the arrays hold */
     void *arrays;
     uint32_t cursor[QUEUES];            /* [L] next step to look at; everything of the queue below is issued */

@@ -50,7 +50,7 @@ void gb_job_put(struct gb_launcher *launcher, struct gb_job *job)
 
 static int reserve(struct gb_job *job, uint32_t nsteps)
 {
-    const size_t one = sizeof *job->event + sizeof *job->last + sizeof *job->info;
+    const size_t one = sizeof *job->event + sizeof *job->info;
     if (nsteps > job->capacity) {
         free(job->arrays);
         job->capacity = 0;
@@ -59,8 +59,7 @@ static int reserve(struct gb_job *job, uint32_t nsteps)
         job->capacity = nsteps;
     }
     job->event = job->arrays;
-    job->last = (uint32_t(*)[QUEUES])(void *)(job->event + nsteps);
-    job->info = (uint8_t *)(job->last + nsteps);
+    job->info = (uint8_t *)(job->event + nsteps);
     if (nsteps) memset(job->arrays, 0, nsteps * one);
     return 0;
 }
@@ -98,26 +97,18 @@ static void measure(struct gb_job *job, const struct gb_plan *plan, const struct
     }
 }
 
-/* Marks what others wait for, and how far the device must have come before a network step can happen. */
+/* Marks what others wait for. */
 static void link_step(struct gb_job *job, const struct gb_plan *plan, uint32_t index)
 {
     const struct gb_step *step = &plan->steps[index];
-    const int is_net = gb_launch_is_net(step);
     for (uint32_t i = step->dep; i < step->dep + step->ndep; i++) {
         const uint32_t dep = plan->deps[i];
         const struct gb_step *before = &plan->steps[dep];
-        if (gb_launch_is_net(before)) {
-            for (int q = 0; q < QUEUES && is_net; q++)
-                if (job->last[dep][q] > job->last[index][q]) job->last[index][q] = job->last[dep][q];
-            continue;
-        }
-        const int queue = gb_launch_queue(before);
-        if (is_net) {
+        if (gb_launch_is_net(before)) continue;
+        if (gb_launch_is_net(step))
             job->info[dep] |= STEP_FLAG;
-            if (dep + 1 > job->last[index][queue]) job->last[index][queue] = dep + 1;
-        } else if (queue != gb_launch_queue(step)) {
+        else if (gb_launch_queue(before) != gb_launch_queue(step))
             job->info[dep] |= STEP_EVENT;
-        }
     }
 }
 

@@ -59,13 +59,6 @@ static uint32_t pending(const struct gb_set *set, int queue)
 
 /* ---- may this step be issued now? ---- */
 
-static int is_issued(const struct gb_job *job, const uint32_t last[QUEUES])
-{
-    for (int q = 0; q < QUEUES; q++)
-        if (job->cursor[q] < last[q]) return 0;
-    return 1;
-}
-
 static int dependencies_hold(const struct gb_launcher *launcher, const struct gb_job *job, const struct gb_step *step)
 {
     const struct gb_plan *plan = job->op->plan;
@@ -74,9 +67,7 @@ static int dependencies_hold(const struct gb_launcher *launcher, const struct gb
         const struct gb_step *before = &plan->steps[dep];
         if (!gb_launch_is_net(before)) {
             if (job->cursor[gb_launch_queue(before)] <= dep) return 0;
-        } else if (launcher->gated) {
-            if (!is_issued(job, job->last[dep])) return 0;
-        } else if (atomic_load_explicit(&job->op->flags[dep], memory_order_acquire) == 0) {
+        } else if (!launcher->gated && atomic_load_explicit(&job->op->flags[dep], memory_order_acquire) == 0) {
             return 0;
         }
     }
@@ -88,9 +79,9 @@ static int left_of(const struct gb_job *job)
     return job->left[QUEUE_OUT] || job->left[QUEUE_IN] || job->left[QUEUE_VENDOR];
 }
 
-/* Operations of a set go through each stream in order, and through the one that ends them only as a whole; vendor calls
- * of all sets follow the one order in which operations were started.  Earlier jobs come first in the list, which only
- * this thread shortens while it looks: it holds the lock. */
+/* Gate on, an operation waits until those of its set before it are in the streams as a whole, for the reason given at
+ * advance_steps.  Gate off, they go through each stream in order, and through the one that ends them as a whole. Vendor
+ * calls of all sets follow the one order in which operations were started. */
 static int earlier_jobs_allow(struct gb_launcher *launcher, const struct gb_job *job, int queue)
 {
     int allowed = 1;
@@ -99,7 +90,9 @@ static int earlier_jobs_allow(struct gb_launcher *launcher, const struct gb_job 
         if (other->state != JOB_RUNNING) continue;
         if (queue == QUEUE_VENDOR && (other->left[QUEUE_VENDOR] || !other->is_prepared)) allowed = 0;
         if (other->set_id != job->set_id) continue;
-        if (queue == QUEUE_IN || !other->is_prepared || other->left[queue] || gb_job_conflicts(job, other)) allowed = 0;
+        if (launcher->gated || queue == QUEUE_IN || !other->is_prepared || other->left[queue] ||
+            gb_job_conflicts(job, other))
+            allowed = 0;
     }
     pthread_mutex_unlock(&launcher->lock);
     return allowed;
@@ -331,26 +324,51 @@ static int poll_events(struct gb_launcher *launcher, struct gb_job *job)
     return found;
 }
 
-static int advance_queue(struct gb_launcher *launcher, struct gb_job *job, int queue)
+/* The next step of a queue; nsteps when there is none. */
+static uint32_t next_of(struct gb_job *job, int queue)
 {
     const struct gb_plan *plan = job->op->plan;
-    int found = 0;
-    while (job->left[queue] && !atomic_load(&job->given_up)) {
-        const uint32_t index = job->cursor[queue];
-        const struct gb_step *step = &plan->steps[index];
-        if (gb_launch_is_net(step) || gb_launch_queue(step) != queue) {
-            job->cursor[queue]++;
-            continue;
+    uint32_t index = job->cursor[queue];
+    if (!job->left[queue]) index = job->nsteps;
+    while (index < job->nsteps &&
+           (gb_launch_is_net(&plan->steps[index]) || gb_launch_queue(&plan->steps[index]) != queue))
+        index++;
+    job->cursor[queue] = index;
+    return index;
+}
+
+/* 1 when the queue's next step was issued. */
+static int advance_queue(struct gb_launcher *launcher, struct gb_job *job, int queue)
+{
+    const uint32_t index = next_of(job, queue);
+    if (index == job->nsteps || atomic_load(&job->given_up)) return 0;
+    if (launcher->gated && pending(job->set, queue) >= WINDOW_ENTRIES) return 0;
+    if (!dependencies_hold(launcher, job, &job->op->plan->steps[index])) return 0;
+    if (!earlier_jobs_allow(launcher, job, queue)) return 0;
+    int rc = issue(launcher, job, index, queue);
+    job->cursor[queue] = index + 1;
+    job->left[queue]--;
+    if (rc) gb_job_fail(launcher, job, rc);
+    return 1;
+}
+
+/* Gate on: strictly in array order over all queues.  What is in the streams is then a prefix of the plan, which on
+ * every rank can end with no more than prefixes of the others' plans: a driver call that is held off until the device
+ * is idle (cudaFree in another thread) ends, however far the windows of the ranks have come.  Gate off: each queue by
+ * itself. */
+static int advance_steps(struct gb_launcher *launcher, struct gb_job *job)
+{
+    int found = 0, again = 1;
+    while (again) {
+        int first = QUEUE_OUT;
+        again = 0;
+        for (int q = 0; q < QUEUES; q++) {
+            if (!launcher->gated) again |= advance_queue(launcher, job, q);
+            if (next_of(job, q) < next_of(job, first)) first = q;
         }
-        if (launcher->gated && pending(job->set, queue) >= WINDOW_ENTRIES) break;
-        if (!dependencies_hold(launcher, job, step) || !earlier_jobs_allow(launcher, job, queue)) break;
-        int rc = issue(launcher, job, index, queue);
-        job->cursor[queue]++;
-        job->left[queue]--;
-        found = 1;
-        if (rc) gb_job_fail(launcher, job, rc);
+        if (launcher->gated) again = advance_queue(launcher, job, first);
+        found |= again;
     }
-    if (!job->left[queue]) job->cursor[queue] = job->nsteps;
     return found;
 }
 
@@ -415,11 +433,7 @@ int gb_job_advance(struct gb_launcher *launcher, struct gb_job *job)
         if (rc) gb_job_fail(launcher, job, rc);
         found = 1;
     }
-    for (int again = 1; again;) {
-        again = 0;
-        for (int q = 0; q < QUEUES; q++) again |= advance_queue(launcher, job, q);
-        found |= again;
-    }
+    found |= advance_steps(launcher, job);
     if (!launcher->gated) found |= poll_events(launcher, job);
     if (may_end(launcher, job)) found |= finish(launcher, job);
     return found;
