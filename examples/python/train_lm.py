@@ -136,7 +136,9 @@ class LanguageModel(nn.Module):
 def text_files(root: Path) -> Iterator[Path]:
     """Files below root in a fixed order, without hidden ones."""
     for folder, folders, names in os.walk(root):
-        folders[:] = sorted(f for f in folders if not f.startswith((".", "__pycache__", "site-packages", "dist-packages")))
+        folders[:] = sorted(
+            f for f in folders if not f.startswith((".", "__pycache__", "site-packages", "dist-packages"))
+        )
         yield from (Path(folder) / name for name in sorted(names) if not name.startswith("."))
 
 
@@ -177,7 +179,9 @@ class Corpus:
         needed = int(2 * (context + 1) / HELD_OUT)
         if len(text) < needed:
             what = "no text" if not text else f"only {len(text)} bytes of text"
-            raise UserError(f"--data {where}: {what} found, at least {needed} are needed; name a text file or a folder of them")
+            raise UserError(
+                f"--data {where}: {what} found, at least {needed} are needed; name a text file or a folder of them"
+            )
         self.context = context
         self.digest = hashlib.sha256(text).digest()
         data = torch.frombuffer(bytearray(text), dtype=torch.uint8)
@@ -227,7 +231,9 @@ def join_world(options: argparse.Namespace) -> World:
     local_rank = integer_from_environment("LOCAL_RANK", rank)
     local_size = integer_from_environment("LOCAL_WORLD_SIZE", size)
     if options.batch % size:
-        raise UserError(f"--batch {options.batch} rows cannot be shared equally by {size} ranks: use a multiple of {size}")
+        raise UserError(
+            f"--batch {options.batch} rows cannot be shared equally by {size} ranks: use a multiple of {size}"
+        )
     if "OMP_NUM_THREADS" not in os.environ:
         torch.set_num_threads(max(1, len(os.sched_getaffinity(0)) // local_size))
     device = torch.device("cpu")
@@ -299,7 +305,9 @@ def load(path: Path, world: World) -> dict[str, Any] | None:
         state: dict[str, Any] = torch.load(io.BytesIO(found[0]), map_location="cpu", weights_only=True)
         return state
     except Exception as error:
-        raise UserError(f"--checkpoint {path}: not a checkpoint of this program ({type(error).__name__}); remove it") from None
+        raise UserError(
+            f"--checkpoint {path}: not a checkpoint of this program ({type(error).__name__}); remove it"
+        ) from None
 
 
 # ---- training ----
@@ -329,7 +337,9 @@ class Display:
                 columns = (TextColumn("step"), MofNCompleteColumn(), BarColumn(), TimeRemainingColumn())
                 numbers = TextColumn("loss {task.fields[loss]:.4f}  {task.fields[speed]:,.0f} tokens/s")
                 self.progress = Progress(*columns, numbers)
-                self.task = self.progress.add_task("", total=options.steps, completed=first_step, loss=math.nan, speed=0)
+                self.task = self.progress.add_task(
+                    "", total=options.steps, completed=first_step, loss=math.nan, speed=0
+                )
                 self.progress.start()
 
     def say(self, text: str) -> None:
@@ -372,9 +382,13 @@ class Trainer:
     def _resume(self) -> None:
         state = load(self.options.checkpoint, self.world)
         if state is None:
-            raise UserError(f"--resume: there is no checkpoint {self.options.checkpoint}; leave --resume out to begin anew")
+            raise UserError(
+                f"--resume: there is no checkpoint {self.options.checkpoint}; leave --resume out to begin anew"
+            )
         if state.get("identity") != self.identity:
-            raise UserError(f"--resume: {self.options.checkpoint} is of another run {state.get('identity')}, this one is {self.identity}")
+            raise UserError(
+                f"--resume: {self.options.checkpoint} is of another run {state.get('identity')}, this one is {self.identity}"
+            )
         self.model.load_state_dict(state["model"])
         self.optimizer.load_state_dict(state["optimizer"])
         self.first_step = int(state["step"])
@@ -488,7 +502,9 @@ def run(options: argparse.Namespace, stopper: Stopper) -> int:
     display = Display(world, options, trainer.first_step)
     count = sum(p.numel() for p in trainer.model.parameters())
     emulated = " (emulated vendors: not a measurement of speed)" if os.environ.get("GPUBRIDGE_EMULATE") else ""
-    display.say(f"{count:,} parameters, {len(corpus.train):,} bytes of text, {world.size} rank(s), {options.dtype}{emulated}")
+    display.say(
+        f"{count:,} parameters, {len(corpus.train):,} bytes of text, {world.size} rank(s), {options.dtype}{emulated}"
+    )
     try:
         stopped = train(trainer, display, stopper, record)
     finally:
@@ -502,7 +518,9 @@ def run(options: argparse.Namespace, stopper: Stopper) -> int:
 
 
 def parse() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description="train a small byte-level language model, alone or with torchrun over gpubridge")
+    parser = argparse.ArgumentParser(
+        description="train a small byte-level language model, alone or with torchrun over gpubridge"
+    )
     parser.add_argument("--data", type=Path, help="text file or folder (default: the standard library's sources)")
     parser.add_argument("--steps", type=int, default=100)
     parser.add_argument("--batch", type=int, default=16, help="rows of the global batch, shared by all ranks")

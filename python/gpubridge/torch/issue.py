@@ -28,6 +28,8 @@ RING = 4096
 """Works kept alive per group, because C++ may hold only their C++ half (see the keep-alive note in group.py)."""
 RECENT = 16
 """Finished works that still hold large results although nobody waited for them."""
+_NOT_YET = (_abi.AGAIN, _abi.ERR_TIMEOUT)  # ERR_TIMEOUT: of the slice or of the operation; a test tells which
+_WAITED: int = getattr(_abi, "OP_WAITED", 0)
 
 
 class Slot:
@@ -87,6 +89,7 @@ class Issuer:
         self._submit = context.lib.fast_submit
         self._wait = context.lib.fast_wait
         self._free = context.lib.fast_free
+        self._test = context.lib.fast_test
         self._sync_work = SyncWork()
         self._ring: deque[BaseWork] = deque()
         self._recent: deque[RequestWork] = deque()
@@ -136,6 +139,7 @@ class Issuer:
             op.timeout_ns = (op.timeout_ns or self._default_timeout_ns) + self._extra_timeout_ns
             self._extra_timeout_ns = 0
         if blocking and not on_gpu and self._coalescing is None:
+            op.flags |= _WAITED
             self._run(slot, keep)
             if copies:
                 copy_back(copies)
@@ -167,8 +171,12 @@ class Issuer:
         wait = self._wait
         try:
             status = wait(request, SLICE_NS)
-            while status == _abi.AGAIN:
-                status = wait(request, SLICE_NS)
+            while status in _NOT_YET:
+                status = self._test(request)
+                if status == _abi.AGAIN:
+                    status = wait(request, SLICE_NS)
+                elif status == _abi.ERR_TIMEOUT:
+                    break
         except BaseException:
             self._context.orphans.append((request, keep))
             raise
