@@ -6,8 +6,8 @@
     GPUBRIDGE_EMULATE=cuda,cuda,hip,hip torchrun --nproc-per-node 4 examples/python/train_lm.py
     python examples/python/train_lm.py                                          # one process, no process group
 
-The global batch of a step depends on the seed and the step alone, never on the number of processes, so runs of different
-size follow the same path up to rounding.
+The global batch of a step depends on the seed and the step alone, never on the number of processes, so runs of
+different size follow the same path up to rounding.
 """
 
 from __future__ import annotations
@@ -189,7 +189,7 @@ class Corpus:
         self.train, self.held_out = data[:cut], data[cut:]
 
     def batch(self, data: torch.Tensor, seed: int, count: int, part: slice) -> tuple[torch.Tensor, torch.Tensor]:
-        """(tokens, targets), int64 [rows, context]: the rows `part` of the batch of `count` rows that the seed names."""
+        """(tokens, targets), int64 [rows, context]: the rows `part` of the seed's batch of `count` rows."""
         generator = torch.Generator().manual_seed(seed)
         starts = torch.randint(len(data) - self.context, (count,), generator=generator)[part]
         rows = torch.stack([data[s : s + self.context + 1] for s in starts.tolist()]).long()
@@ -263,7 +263,7 @@ def check_same_data(world: World, digest: bytes) -> None:
 
 
 class Stopper:
-    """Turns the first Ctrl-C (or SIGTERM) into a flag, so that all ranks stop after the same step; the second one kills."""
+    """Turns the first Ctrl-C (or SIGTERM) into a flag, so that all ranks stop after one step; the second kills."""
 
     def __init__(self) -> None:
         self.signal = 0
@@ -387,7 +387,7 @@ class Trainer:
             )
         if state.get("identity") != self.identity:
             raise UserError(
-                f"--resume: {self.options.checkpoint} is of another run {state.get('identity')}, this one is {self.identity}"
+                f"--resume: {self.options.checkpoint} is of another run {state.get('identity')}, this is {self.identity}"
             )
         self.model.load_state_dict(state["model"])
         self.optimizer.load_state_dict(state["optimizer"])

@@ -47,6 +47,8 @@ def environment(rank: int, size: int, port: int, extra: dict[str, str]) -> dict[
         env.update(RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=str(size), LOCAL_WORLD_SIZE=str(size))
         env.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
         env.setdefault("OMP_NUM_THREADS", str(max(1, len(os.sched_getaffinity(0)) // size)))
+    # A busy machine: threads that spin for work would keep the ones that have some from running.
+    env.setdefault("OMP_WAIT_POLICY", "passive")
     env.update(extra)
     return env
 

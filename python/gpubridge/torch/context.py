@@ -169,8 +169,8 @@ def _emulated(local_rank: int) -> bool:
     words = [word.strip() for word in os.environ.get("GPUBRIDGE_EMULATE", "").split(",")]
     if len(words) > 1 and local_rank >= len(words):
         raise DistValueError(
-            f"GPUBRIDGE_EMULATE lists {len(words)} ranks, but there is a local rank {local_rank}: name one vendor per local "
-            "rank, or start fewer processes"
+            f"GPUBRIDGE_EMULATE lists {len(words)} ranks, but there is a local rank {local_rank}: name one vendor per "
+            "local rank, or start fewer processes"
         )
     return (words[local_rank] if len(words) > 1 else words[0]) not in ("", "none")
 
@@ -211,8 +211,8 @@ def acquire(rank: int, local_rank: int, secret: bytes | None, options: Options) 
         elif extra := options.lines(of_group=False):
             if extra != _context.settings:
                 raise DistValueError(
-                    f"{extra.decode().splitlines()[0]}: a setting of the whole process, which has groups already: give it to "
-                    "init_process_group or set it in the environment"
+                    f"{extra.decode().splitlines()[0]}: a setting of the whole process, which has groups already: give it "
+                    "to init_process_group or set it in the environment"
                 )
         _references += 1
         return _context

@@ -16,7 +16,7 @@ GROUP_SETTINGS = frozenset(
     "GPUBRIDGE_" + name
     for name in ("ISLAND_REDUCE", "CHUNK_BYTES", "FLAT_BYTES", "COMPRESSION", "COMPRESSION_MIN_BYTES", "SELF_TEST")
 )
-"""Settings that may differ between groups; all others belong to the process and are read when its first group is made."""
+"""Settings that may differ between groups; all others belong to the process, which reads them with its first group."""
 
 UNSET_TIMEOUT = timedelta(milliseconds=-1)
 """What torch puts into the options of an operation when the user gave no timeout."""
