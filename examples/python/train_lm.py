@@ -387,7 +387,7 @@ class Trainer:
             )
         if state.get("identity") != self.identity:
             raise UserError(
-                f"--resume: {self.options.checkpoint} is of another run {state.get('identity')}, this is {self.identity}"
+                f"--resume: {self.options.checkpoint} is of another run {state.get('identity')}, not {self.identity}"
             )
         self.model.load_state_dict(state["model"])
         self.optimizer.load_state_dict(state["optimizer"])

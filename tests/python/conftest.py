@@ -20,7 +20,7 @@ def _use_source_tree() -> None:
     try:
         import gpubridge  # noqa: F401
     except ImportError:
-        os.environ["PYTHONPATH"] = os.pathsep.join([str(ROOT / "python"), *filter(None, [os.environ.get("PYTHONPATH")])])
+        os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(ROOT / "python"), os.environ.get("PYTHONPATH")]))
         sys.path.insert(0, str(ROOT / "python"))
     import gpubridge._native as native
 

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Ranks as long-lived processes: torch is imported and the process group made once, then many cases run inside.
 
-A case is a function `case(me: Rank, *args)` of an importable module; `Pool.run` calls it on all ranks at once and returns
-what each returned.  A case that fails or hangs breaks its pool, and the next user gets a fresh one.  With
+A case is a function `case(me: Rank, *args)` of an importable module; `Pool.run` calls it on all ranks at once and
+returns what each returned.  A case that fails or hangs breaks its pool, and the next user gets a fresh one.  With
 GPUBRIDGE_TEST_BACKEND=gloo the same cases run on Gloo, which checks the cases themselves.
 """
 
@@ -136,7 +136,7 @@ class Pool:
             for link in ready:
                 rank = self.links.index(link)  # type: ignore[arg-type]
                 try:
-                    answers[rank] = link.recv()  # type: ignore[union-attr]
+                    answers[rank] = self.links[rank].recv()
                 except (EOFError, OSError):
                     answers[rank] = (False, f"the process died (exit code {self.processes[rank].poll()})")
                 if not answers[rank][0]:

@@ -3,14 +3,15 @@
 
 Inside an island the ranks' values are folded in rank order, then the islands' partial sums in island order (islands are
 numbered by their lowest rank), in an accumulator: float32 for 16-bit floats and float32, float64 for float64, the type
-itself for integers (modular), logic for bool, real pairs for complex.  PREMUL_SUM multiplies each input by the factor in the
-accumulator.  AVG divides once at the end, integers truncating toward zero.  One rounding to the type comes last; MIN and
-MAX propagate NaN.
+itself for integers (modular), logic for bool, real pairs for complex.  PREMUL_SUM multiplies each input by the factor
+in the accumulator.  AVG divides once at the end, integers truncating toward zero.  One rounding to the type comes last;
+MIN and MAX propagate NaN.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 
@@ -79,7 +80,7 @@ def folder(op: str, dtype: torch.dtype) -> Callable[[torch.Tensor, torch.Tensor]
             "BAND": torch.logical_and,
             "BXOR": torch.logical_xor,
         }[op]
-    return {
+    functions: dict[str, Any] = {
         "SUM": torch.add,
         "AVG": torch.add,
         "PREMUL_SUM": torch.add,
@@ -89,7 +90,8 @@ def folder(op: str, dtype: torch.dtype) -> Callable[[torch.Tensor, torch.Tensor]
         "BAND": torch.bitwise_and,
         "BOR": torch.bitwise_or,
         "BXOR": torch.bitwise_xor,
-    }[op]
+    }
+    return functions[op]
 
 
 def operations(dtype: torch.dtype) -> list[str]:

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Every collective by value, bit for bit against the specified order and rounding, on every island layout.
 
-Data depends on rank and position; outputs are filled with garbage before.  Equal bits to one specification on every rank
-are also equal bits between ranks.
+Data depends on rank and position; outputs are filled with garbage before.  Equal bits to one specification on every
+rank are also equal bits between ranks.
 """
 
 from __future__ import annotations
@@ -109,7 +109,8 @@ def case_reduce_scatter(me: Rank) -> None:
                 want = reduced(inputs, me.island_ranks, op, FACTOR)
                 got = torch.full((count,), 77, dtype=dtype)
                 dist.reduce_scatter_tensor(got, inputs[me.rank].clone(), op=reduce_op(op))
-                assert_bits(got, want[me.rank * count : (me.rank + 1) * count], f"reduce_scatter {op} {dtype} x {count}")
+                own = want[me.rank * count : (me.rank + 1) * count]
+                assert_bits(got, own, f"reduce_scatter {op} {dtype} x {count}")
             sizes = [(r * 37) % 91 for r in range(me.size)]
             inputs = inputs_of(me, dtype, sum(sizes), 5, op)
             want = reduced(inputs, me.island_ranks, op, FACTOR).split(sizes)

@@ -112,16 +112,16 @@ def render(content: dict[str, Any]) -> str:
             '<!doctype html><html lang="en"><meta charset="utf-8"><meta name="viewport" content="width=device-width">',
             f"<title>gpubridge demo ({content['what']})</title><style>{STYLE}</style><h1>gpubridge demo</h1>",
             f'<p class="note"><b>{content["what"]}.</b> Four ranks of this machine train one model across the bridge; '
-            "the same global batches are then trained by a single process. This proves values and order, never speed: no "
-            "time below is a measurement of any GPU.</p>",
+            "the same global batches are then trained by a single process. This proves values and order, never "
+            "speed: no time below is a measurement of any GPU.</p>",
             table(content["checks"]),
             "<h2>Loss</h2>",
             curves(losses, "training loss, nats per byte"),
             "<h2>Difference between bridged and single process</h2>",
             curves(differences, "absolute difference of the losses", logarithmic=True),
             f"<h2>Where the step goes, {content['what']}</h2><p>Milliseconds per step on average. <i>island</i>, "
-            "<i>bridge</i> and <i>wait</i> are summed over the operations of a rank and overlap with its backward pass where they can; "
-            "<i>compute</i> is the rest of the step.</p>",
+            "<i>bridge</i> and <i>wait</i> are summed over the operations of a rank and overlap with its backward pass where "
+            "they can; <i>compute</i> is the rest of the step.</p>",
             bars(content["step_ms"]),
             f"<h2>Layout</h2><pre>{described}</pre>",
             f"<p>torch {html.escape(content['torch'])}, gpubridge {html.escape(content['gpubridge'])}. The numbers "

@@ -211,8 +211,8 @@ def acquire(rank: int, local_rank: int, secret: bytes | None, options: Options) 
         elif extra := options.lines(of_group=False):
             if extra != _context.settings:
                 raise DistValueError(
-                    f"{extra.decode().splitlines()[0]}: a setting of the whole process, which has groups already: give it "
-                    "to init_process_group or set it in the environment"
+                    f"{extra.decode().splitlines()[0]}: a setting of the whole process, which has groups already: "
+                    "give it to init_process_group or set it in the environment"
                 )
         _references += 1
         return _context
