@@ -120,8 +120,8 @@ def render(content: dict[str, Any]) -> str:
             "<h2>Difference between bridged and single process</h2>",
             curves(differences, "absolute difference of the losses", logarithmic=True),
             f"<h2>Where the step goes, {content['what']}</h2><p>Milliseconds per step on average. <i>island</i>, "
-            "<i>bridge</i> and <i>wait</i> are summed over the operations of a rank and overlap with its backward pass where "
-            "they can; <i>compute</i> is the rest of the step.</p>",
+            "<i>bridge</i> and <i>wait</i> are summed over the operations of a rank and overlap with its backward pass "
+            "where they can; <i>compute</i> is the rest of the step.</p>",
             bars(content["step_ms"]),
             f"<h2>Layout</h2><pre>{described}</pre>",
             f"<p>torch {html.escape(content['torch'])}, gpubridge {html.escape(content['gpubridge'])}. The numbers "
