@@ -107,8 +107,12 @@ static void on_abort_message(gpubridge_context *context, struct gb_link *link, c
     int status =
         message->status < 0 && message->status != GPUBRIDGE_ERR_TIMEOUT ? message->status : GPUBRIDGE_ERR_ABORTED;
     char text[480];
-    snprintf(text, sizeof text, "%s [reported by %s]", message->text, gb_link_label(link));
-    gb_group_abort(&comm->group, status, text, 0);
+    const char *reporter = strstr(message->text, "[reported by ") ? NULL : gb_link_label(link);
+    snprintf(text, sizeof text, "%s%s%s%s", message->text, reporter ? " [reported by " : "", reporter ? reporter : "",
+             reporter ? "]" : "");
+    /* Passed on, so that on every link the cause comes before the goodbye, or the end, of a rank that gives up because
+     * of it. */
+    gb_group_abort(&comm->group, status, text, 1);
 }
 
 static void member_left(gpubridge_comm *comm, int rank, const char *words)
@@ -148,8 +152,7 @@ static void on_peer(void *arg, struct gb_link *link, int left, int status, const
         if (left)
             snprintf(words, sizeof words, "%s left after an error: %s", gb_link_label(link), text ? text : "");
         else
-            snprintf(words, sizeof words, "%s is lost: %s; see that rank's own log", gb_link_label(link),
-                     text ? text : "");
+            snprintf(words, sizeof words, "%s", text ? text : "a member is lost"); /* begins with its label */
         if (rank >= 0) comm->members[rank].has_left = 1;
         gb_group_abort(&comm->group, left ? GPUBRIDGE_ERR_PEER_LOST : status, words, 1);
     }

@@ -426,12 +426,27 @@ void gb_op_settle(struct gb_op *op)
     finish(op);
 }
 
+/* `text`, and which operation it hit when it does not say so. */
+static char *failure_text(const struct gb_op *op, const char *text)
+{
+    char name[128], whole[800];
+    gb_sig_text(&op->sig, op->key.seq, name, sizeof name);
+    if (strstr(text, name))
+        snprintf(whole, sizeof whole, "%s", text);
+    else if (op->is_p2p)
+        snprintf(whole, sizeof whole, "%s [during %s with tag %d, %s]", text,
+                 op->kind == GPUBRIDGE_SEND ? "SEND" : "RECV", op->tag, name);
+    else
+        snprintf(whole, sizeof whole, "%s [during %s]", text, name);
+    return strdup(whole);
+}
+
 void gb_op_fail(struct gb_op *op, int status, const char *text)
 {
     if (op->is_aborting) return;
     op->is_aborting = 1;
     op->status = status;
-    op->text = strdup(text ? text : "");
+    op->text = failure_text(op, text ? text : "");
     op->ready_head = op->ready_tail = NULL;
     if (op->dev && op->is_started && op->staged_next != op) gb_launcher_abort(launcher_of(op), op->dev);
     gb_group_abort(op->group, status, text, 1);

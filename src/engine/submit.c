@@ -264,7 +264,11 @@ static void number(struct gb_op *op)
 int gb_engine_submit(struct gb_group *group, const struct gpubridge_op *desc, int run, struct gb_op **out)
 {
     int status = atomic_load_explicit(&group->status, memory_order_acquire);
-    if (status) return GB_FAIL(status, "%s", group->status_text);
+    if (status) {
+        const char *name =
+            desc->kind >= 0 && desc->kind < GPUBRIDGE_OP_KIND_COUNT ? kind_names[desc->kind] : "operation";
+        return GB_FAIL(status, "%s not started: %s", name, group->status_text);
+    }
     GB_TRY(check(group, desc));
     struct gb_op *op = op_create(group, desc);
     if (!op) return GB_FAIL(GPUBRIDGE_ERR_NO_MEMORY, "no memory for an operation");
