@@ -39,7 +39,7 @@ bench: setup
 	@$(PY) bench/all_reduce.py $(BENCH_ARGS)
 
 docs: setup
-	$(PY) tools/gen_settings_docs.py
+	$(PY) tools/gen_docs.py
 
 fmt: setup
 	clang-format-19 -i $(SOURCES)

@@ -74,7 +74,7 @@ check "mypy" mypy --no-error-summary $(ls -d python/gpubridge tools examples/pyt
 check "licence lines, no leftovers" headed
 check "include arrows" tools/check_includes.py
 check "file and function sizes" tools/check_sizes.py
-check "settings docs" tools/gen_settings_docs.py --check
+check "generated docs" tools/gen_docs.py --check
 [ -f tools/gen_ctypes.py ] && check "ctypes match the header" python3 tools/gen_ctypes.py --check
 check "public header alone in C11 and C++11" header
 check "links no vendor library" needed
