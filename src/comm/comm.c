@@ -100,7 +100,10 @@ static int check_pair(const struct gb_member_hello *mine, const struct gb_member
     if (rank == mine->rank) return 0;
     if (memcmp(other->uuid, mine->uuid, 16) == 0)
         return GB_FAIL(GPUBRIDGE_ERR_INVALID, "ranks %d and %d are the same process", mine->rank, rank);
-    if (mine->device[0] && other->host_id == mine->host_id && strcmp(other->device, mine->device) == 0)
+    /* Islands on purpose apart may share a device (tests on one GPU); inside one the vendor library would refuse or
+     * hang. */
+    int same_device = mine->device[0] && other->host_id == mine->host_id && strcmp(other->device, mine->device) == 0;
+    if (same_device && strcmp(other->island, mine->island) == 0)
         return GB_FAIL(GPUBRIDGE_ERR_INVALID,
                        "ranks %d and %d use the same device %s on %s: call torch.cuda.set_device(LOCAL_RANK) "
                        "before the first collective",

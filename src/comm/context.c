@@ -69,14 +69,17 @@ static size_t read_text(const char *path, char *text, size_t capacity)
     return (size_t)n;
 }
 
-/* Boot id and host name: two containers of one machine with different host names count as two hosts. */
+/* Boot id and host name: two containers of one machine with different host names count as two hosts.  NCCL_HOSTID,
+ * which overrides the same notion in NCCL and RCCL, does so here. */
 static void identify_host(gpubridge_context *context)
 {
     char boot[64];
     size_t n = read_text("/proc/sys/kernel/random/boot_id", boot, sizeof boot);
     if (gethostname(context->host, sizeof context->host)) snprintf(context->host, sizeof context->host, "unknown-host");
     context->host[sizeof context->host - 1] = 0;
+    const char *vendor_id = getenv("NCCL_HOSTID");
     context->host_id = XXH3_64bits(boot, n) ^ XXH3_64bits(context->host, strlen(context->host));
+    if (vendor_id) context->host_id ^= XXH3_64bits_withSeed(vendor_id, strlen(vendor_id), 1);
 }
 
 static int open_net(gpubridge_context *context, const struct gpubridge_context_config *config)
