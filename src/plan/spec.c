@@ -240,6 +240,9 @@ int gb_spec_check(const struct gb_topo *topo, const struct gb_plan_spec *spec, u
 uint32_t gb_spec_hash(const struct gb_topo *topo, const struct gb_plan_spec *spec)
 {
     int is_moved = spec->op != GPUBRIDGE_BARRIER;
+    /* In one round it does not matter whose memory is a device's, so ranks may differ in it (an object collective on
+     * hosts among ranks with and without a device). */
+    int is_flat = gb_spec_is_flat(topo, spec);
     /* An ALL_TO_ALL may be even on one rank and uneven on another: its sizes are checked message by message. */
     int has_count = is_moved && spec->op != GPUBRIDGE_ALL_TO_ALL && !spec->counts;
     uint64_t facts[] = {(uint64_t)spec->op,
@@ -250,10 +253,10 @@ uint32_t gb_spec_hash(const struct gb_topo *topo, const struct gb_plan_spec *spe
                         is_moved ? spec->chunk_bytes : 0,
                         is_moved ? spec->flat_bytes : 0,
                         topo->nranks,
-                        (uint64_t)is_any_staged(topo)};
+                        is_flat ? 0 : (uint64_t)is_any_staged(topo)};
     XXH64_hash_t h = XXH3_64bits_withSeed(facts, sizeof facts, spec->counts != NULL);
     if (spec->counts) h = XXH3_64bits_withSeed(spec->counts, topo->nranks * sizeof *spec->counts, h);
     h = XXH3_64bits_withSeed(topo->island, topo->nranks * sizeof *topo->island, h);
-    h = XXH3_64bits_withSeed(topo->vendor, topo->nislands * sizeof *topo->vendor, h);
+    if (!is_flat) h = XXH3_64bits_withSeed(topo->vendor, topo->nislands * sizeof *topo->vendor, h);
     return (uint32_t)(h ^ h >> 32);
 }

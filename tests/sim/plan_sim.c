@@ -40,6 +40,7 @@ int main(int argc, char **argv)
     uint64_t cases = argc > 1 ? strtoull(argv[1], NULL, 10) : env ? strtoull(env, NULL, 10) : 4000;
     uint64_t seed = argc > 2 ? strtoull(argv[2], NULL, 10) : 1;
     struct tally t = {0};
+    setvbuf(stdout, NULL, _IOLBF, 0);
     for (uint64_t i = 0; i < cases && t.failed < 5; i++) t.failed += one(seed + i, SIM_NO_DAMAGE, &t, 0) == 1;
     printf("%" PRIu64 " worlds, %" PRIu64 " operations, %" PRIu64 " steps, %" PRIu64 " messages, %" PRIu64
            " vendor calls: %" PRIu64 " failed\n",
