@@ -279,8 +279,13 @@ struct part {
 static int connect_job(comm_t c, void *arg)
 {
     struct part *p = arg;
-    int rc = nccl_connect_begin(c, p->calls, p->count);
-    if (!rc) rc = nccl_connect_wait(c, p->calls, p->count);
+    int rc = NCCL_OK;
+    if (nccl_needs_connection(c, p->calls, p->count)) {
+        rc = nccl_connect_begin(c, p->calls, p->count);
+        if (!rc) rc = nccl_connect_wait(c, p->calls, p->count);
+    } else {
+        emu_sleep_us(emu_conf()->delay_us);
+    }
     if (!rc)
         rc = nccl_submit(c, p->calls, p->count);
     else
@@ -337,7 +342,7 @@ static int launch(struct nccl_call *calls, int count)
         comm_t c = calls[i].comm;
         for (j = i + 1; j < count && calls[j].comm == c; j++) continue;
         struct part *p = take_part(&calls[i], j - i);
-        if (!c->blocking && nccl_needs_connection(c, p->calls, p->count)) {
+        if (!c->blocking && (nccl_needs_connection(c, p->calls, p->count) || nccl_dawdles(c))) {
             int got = nccl_background(c, connect_job, p);
             in_progress = in_progress || got == NCCL_IN_PROGRESS;
         } else {

@@ -121,6 +121,7 @@ struct nccl_comm {
     bool running;           /* a worker is inside a batch; guarded by mu */
     uint64_t collectives;   /* issued so far; guarded by mu */
     uint64_t splits;        /* guarded by mu */
+    uint64_t rng;    /* guarded by mu */
     struct nccl_dyn dyn[NCCL_DYN_OPS]; /* guarded by mu */
     bool *sends_to, *receives_from; /* connected pairs; guarded by mu */
 };
@@ -170,6 +171,9 @@ int nccl_comm_create(struct nccl_comm **out, int nranks, const struct nccl_id *i
 int nccl_comm_join(struct nccl_comm *c);
 /* Runs fn(arg) on a detached thread; the communicator says ncclInProgress until it returns. */
 int nccl_background(struct nccl_comm *c, int (*fn)(struct nccl_comm *c, void *arg), void *arg);
+/* Whether this call on a non-blocking communicator shall be queued by a thread of its own, so that callers who do not
+ * wait for the end of ncclInProgress are caught: one in eight, unless delays are off. */
+bool nccl_dawdles(struct nccl_comm *c);
 /* Waits for all issued batches, or an abort. */
 void nccl_comm_quiesce(struct nccl_comm *c);
 void nccl_comm_abort(struct nccl_comm *c);

@@ -93,6 +93,7 @@ int nccl_comm_create(struct nccl_comm **out, int nranks, const struct nccl_id *i
     pthread_mutex_init(&c->mu, NULL);
     pthread_cond_init(&c->cv, NULL);
     atomic_store(&c->state, NCCL_IN_PROGRESS);
+    c->rng = (emu_conf()->seed + (uint64_t)rank) | 1;
     c->obj.fini = fini_comm;
     *out = c;
     return NCCL_OK;
@@ -188,6 +189,14 @@ int nccl_background(struct nccl_comm *c, int (*fn)(struct nccl_comm *c, void *ar
     emu_obj_put(c);
     free(j);
     return nccl_error(NCCL_SYSTEM_ERROR, "cannot start a thread: %s", strerror(rc));
+}
+
+bool nccl_dawdles(struct nccl_comm *c)
+{
+    pthread_mutex_lock(&c->mu);
+    bool yes = emu_rand(&c->rng) >> 61 == 0;
+    pthread_mutex_unlock(&c->mu);
+    return yes && emu_conf()->delay_us;
 }
 
 void nccl_comm_quiesce(struct nccl_comm *c)

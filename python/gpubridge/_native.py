@@ -25,6 +25,7 @@ class Library:
     path: str
     # The functions of the data path, with untyped addresses instead of ctypes objects: half the cost per call.
     fast_submit: Any
+    fast_run_for: Any
     fast_wait: Any
     fast_test: Any
     fast_free: Any
@@ -52,6 +53,8 @@ class Library:
         self.fast_test = self._untyped(cdll, "request_test", 1)
         self.fast_free = self._untyped(cdll, "request_free", 1)
         self.fast_free.restype = None
+        self.fast_run_for = cdll["gpubridge_run_for"]
+        self.fast_run_for.argtypes = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64, ctypes.c_void_p)
         self.fast_wait = cdll["gpubridge_request_wait"]
         self.fast_wait.argtypes = (ctypes.c_void_p, ctypes.c_int64)
 

@@ -199,7 +199,7 @@ static void write_ctl(struct gb_link *link)
         out->off += (size_t)n;
     }
     int want = out->off < out->len && link->control.fd >= 0 && !link->control_eof;
-    if (link->control_up && want != link->control_out_armed) {
+    if (link->control_up && !link->control_eof && want != link->control_out_armed) {
         gb_control_watch(link->net, EPOLL_CTL_MOD, link->control.fd, EPOLLIN | (want ? EPOLLOUT : 0), link,
                          GB_WATCH_LINK);
         link->control_out_armed = want;

@@ -140,7 +140,7 @@ def _create_comm(context: Context, exchange: Exchange, name: str, options: Optio
         rank=exchange.rank,
         size=exchange.size,
         timeout_ns=exchange.timeout_ns,
-        settings=options.text(),
+        settings=options.lines(of_group=True),
     )
     buffer = ctypes.create_string_buffer(_abi.HELLO_BYTES)
     length = ctypes.c_size_t(_abi.HELLO_BYTES)

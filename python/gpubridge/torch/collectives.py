@@ -137,11 +137,15 @@ class Collectives(Issuer):
     ) -> BaseWork:
         slot = self._slot(_abi.REDUCE_SCATTER)
         self._set_reduction(slot, out, opts, "reduce_scatter")
-        slot.set_counts(None if _even(sizes or [0]) else sizes, None)
         op = slot.op
+        if _even(sizes):
+            slot.set_counts(None, None)
+            op.count = dense.numel()
+        else:
+            slot.set_counts(sizes, None)
+            op.count = sum(sizes)  # what all ranks agree on
         op.send = flat.data_ptr()
         op.recv = dense.data_ptr()
-        op.count = dense.numel()
         return self._launch(_abi.REDUCE_SCATTER, slot, opts, [out], [flat, dense], copies, out.device)
 
     def reduce_scatter_single_coalesced(
@@ -182,11 +186,15 @@ class Collectives(Issuer):
         slot = self._slot(_abi.ALL_GATHER)
         op = slot.op
         op.dtype, per = move_code(t)
-        slot.set_counts(None, None if _even(sizes or [0]) else [size * per for size in sizes])
         dense = source(t)
+        if _even(sizes):
+            slot.set_counts(None, None)
+            op.count = dense.numel() * per
+        else:
+            slot.set_counts(None, [size * per for size in sizes])
+            op.count = sum(sizes) * per  # what all ranks agree on
         op.send = dense.data_ptr()
         op.recv = flat.data_ptr()
-        op.count = dense.numel() * per
         return self._launch(_abi.ALL_GATHER, slot, opts, results, [dense, flat], copies, t.device)
 
     def all_gather_single(self, out: torch.Tensor, tensor: torch.Tensor, opts: Any = None, **_: Any) -> BaseWork:

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from gpubridge import _abi, _native
-from gpubridge.torch.errors import check, fail
+from gpubridge.torch.errors import DistValueError, check
 
 if TYPE_CHECKING:
     from gpubridge.torch.options import Options
@@ -37,6 +37,7 @@ class Context:
         self.lib = _native.lib()
         self.pid = os.getpid()
         self.rank = rank
+        self.settings = options.lines(of_group=False)
         kind, index = _device(local_rank, options)
         emulated = _emulated(local_rank)
         self.gpu = kind != _abi.DEVICE_CPU and not emulated
@@ -63,7 +64,7 @@ class Context:
             secret=None if secret is None else ctypes.cast(ctypes.c_char_p(secret), ctypes.c_void_p),
             secret_bytes=0 if secret is None else len(secret),
             master_addr=master.encode() if master else None,
-            settings=options.text(),
+            settings=options.lines(of_group=False),
             versions=b"torch " + ".".join(torch.__version__.split("+")[0].split(".")[:2]).encode(),
         )
         handle = ctypes.c_void_p()
@@ -166,8 +167,12 @@ class Context:
 def _emulated(local_rank: int) -> bool:
     """Whether GPUBRIDGE_EMULATE names a vendor for this rank (one word, or a list by local rank)."""
     words = [word.strip() for word in os.environ.get("GPUBRIDGE_EMULATE", "").split(",")]
-    word = words[local_rank % len(words)] if len(words) > 1 else words[0]
-    return word not in ("", "none", "cpu")
+    if len(words) > 1 and local_rank >= len(words):
+        raise DistValueError(
+            f"GPUBRIDGE_EMULATE lists {len(words)} ranks, but there is a local rank {local_rank}: name one vendor per "
+            "local rank, or start fewer processes"
+        )
+    return (words[local_rank] if len(words) > 1 else words[0]) not in ("", "none")
 
 
 def _device(local_rank: int, options: Options) -> tuple[int, int]:
@@ -203,6 +208,12 @@ def acquire(rank: int, local_rank: int, secret: bytes | None, options: Options) 
         if _context is None or _context.pid != os.getpid():
             _context = Context(rank, local_rank, secret, options)
             _references = 0
+        elif extra := options.lines(of_group=False):
+            if extra != _context.settings:
+                raise DistValueError(
+                    f"{extra.decode().splitlines()[0]}: a setting of the whole process, which has groups already: "
+                    "give it to init_process_group or set it in the environment"
+                )
         _references += 1
         return _context
 
@@ -218,6 +229,3 @@ def release(context: Context) -> None:
             return
         _context = None
     context.destroy()
-
-
-__all__ = ["Context", "acquire", "fail", "host_name", "release"]

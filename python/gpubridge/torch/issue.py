@@ -87,6 +87,7 @@ class Issuer:
         self._submit = context.lib.fast_submit
         self._wait = context.lib.fast_wait
         self._free = context.lib.fast_free
+        self._run_for = context.lib.fast_run_for
         self._sync_work = SyncWork()
         self._ring: deque[BaseWork] = deque()
         self._recent: deque[RequestWork] = deque()
@@ -157,26 +158,26 @@ class Issuer:
         return work
 
     def _run(self, slot: Slot, keep: list[Any]) -> None:
-        """Submit, wait, free; Ctrl-C gets through between slices and leaves the op running with its buffers alive."""
+        """Submits and waits; Ctrl-C gets through between slices and leaves the op running with its buffers alive."""
         if not self._comm:
             self._refuse()
-        status = self._submit(self._comm, slot.at, slot.request_at)
-        if status != 0:
+        status = self._run_for(self._comm, slot.at, SLICE_NS, slot.request_at)
+        if status == _abi.OK:
+            return
+        if status != _abi.AGAIN:
             raise error_of(status)
         request = slot.request.value
         wait = self._wait
         try:
-            status = wait(request, SLICE_NS)
             while status == _abi.AGAIN:
                 status = wait(request, SLICE_NS)
         except BaseException:
             self._context.orphans.append((request, keep))
             raise
-        if status != 0:
-            error = error_of(status)
-            self._free(request)
-            raise error
+        error = error_of(status) if status != _abi.OK else None
         self._free(request)
+        if error is not None:
+            raise error
 
     def _start(self, slot: Slot, work: RequestWork) -> None:
         if not self._comm:

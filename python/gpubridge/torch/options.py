@@ -12,6 +12,12 @@ from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any
 
+GROUP_SETTINGS = frozenset(
+    "GPUBRIDGE_" + name
+    for name in ("ISLAND_REDUCE", "CHUNK_BYTES", "FLAT_BYTES", "COMPRESSION", "COMPRESSION_MIN_BYTES", "SELF_TEST")
+)
+"""Settings that may differ between groups; all others belong to the process, which reads them with its first group."""
+
 UNSET_TIMEOUT = timedelta(milliseconds=-1)
 """What torch puts into the options of an operation when the user gave no timeout."""
 
@@ -46,11 +52,15 @@ class Options:
         device = values.pop("device", None)
         return cls(values, None if device is None else int(device))
 
-    def text(self) -> bytes | None:
-        """The settings as the C library reads them: "NAME=value" lines, or None when there are none."""
-        if not self.settings:
-            return None
-        return "\n".join(f"{setting_name(k)}={v}" for k, v in sorted(self.settings.items())).encode()
+    def lines(self, of_group: bool) -> bytes | None:
+        """The settings as the C library reads them: "NAME=value" lines, or None when there are none.
+
+        Args:
+            of_group: those that a group may have for itself; False: those of the whole process.
+        """
+        rows = [(setting_name(key), value) for key, value in sorted(self.settings.items())]
+        text = "\n".join(f"{name}={value}" for name, value in rows if (name in GROUP_SETTINGS) == of_group)
+        return text.encode() if text else None
 
 
 def setting_name(key: str) -> str:

@@ -1,0 +1,61 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The commands and their arguments; each body is in a module of its own."""
+
+from __future__ import annotations
+
+import importlib
+from pathlib import Path
+from typing import Annotated, Optional
+
+import typer
+
+app = typer.Typer(
+    help="gpubridge: one PyTorch job over GPUs of different vendors, or CPUs.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+
+
+@app.command()
+def doctor() -> None:
+    """Shows what this machine offers: versions, libraries, interfaces, settings, and the island it would join."""
+    from gpubridge.cli.doctor import run
+
+    raise typer.Exit(run())
+
+
+@app.command()
+def settings(
+    plain: Annotated[bool, typer.Option("--plain", help="NAME=value lines")] = False,
+) -> None:
+    """Lists every setting with its value in this environment and what it does."""
+    from gpubridge.cli.doctor import show_settings
+
+    show_settings(plain)
+
+
+@app.command()
+def demo(
+    out: Annotated[Path, typer.Option(help="folder of the report")] = Path("demo-report"),
+    vendors: Annotated[
+        str, typer.Option(help='emulated vendor of each of the four ranks, or "cpu" for two islands of CPU ranks')
+    ] = "cuda,cuda,hip,hip",
+    steps: Annotated[int, typer.Option(min=1, help="optimizer steps of each run")] = 100,
+    data: Annotated[Optional[Path], typer.Option(help="text file or folder to train on")] = None,  # noqa: UP045
+) -> None:
+    """Trains a language model on 2 + 2 emulated GPUs and compares with a single process."""
+    from gpubridge.demo import run_demo
+
+    raise typer.Exit(run_demo(out, vendors, steps, data))
+
+
+@app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []})
+def replay(context: typer.Context) -> None:
+    """Recomputes the verdicts of a recorded straggler stream."""
+    try:
+        module = importlib.import_module("gpubridge.cli.replay")
+    except ModuleNotFoundError:
+        typer.echo("gpubridge: this build has no replay; it comes with the straggler detector", err=True)
+        raise typer.Exit(1) from None
+    raise typer.Exit(int(module.main(context.args) or 0))

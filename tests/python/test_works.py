@@ -1,0 +1,159 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Work and Future: keep-alive under garbage collection, errors that reach C++, callbacks, timeouts."""
+
+from __future__ import annotations
+
+import gc
+import time
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from pool import Layout, Pool, Rank
+
+LAYOUT = Layout(("a", "b"))
+
+
+@pytest.fixture
+def pool(ranks: Callable[..., Pool]) -> Pool:
+    return ranks(LAYOUT)
+
+
+def case_work_answers(me: Rank) -> None:
+    t = torch.ones(100000)
+    work: Any = dist.all_reduce(t, async_op=True)
+    assert work.wait() is True
+    assert work.is_completed() and work.is_success() and work.exception() is None
+    assert work.result()[0].data_ptr() == t.data_ptr()
+    assert work.get_future().wait()[0].data_ptr() == t.data_ptr()
+    for zero in (None, timedelta(0), timedelta(milliseconds=-1)):
+        work = dist.all_reduce(t, async_op=True)
+        assert work.wait(zero) is True if zero is not None else work.wait() is True
+
+
+def case_future_callbacks(me: Rank) -> None:
+    """Callbacks run when the data is there, and may wait for other operations themselves."""
+    t = torch.full((1000,), float(me.rank))
+    future = dist.all_reduce(t, async_op=True).get_future()  # type: ignore[union-attr]
+
+    def nested(done: Any) -> float:
+        inner = done.value()[0].clone()
+        return float(dist.all_reduce(inner, async_op=True).get_future().wait()[0][0])  # type: ignore[union-attr]
+
+    assert future.then(nested).wait() == me.size * sum(range(me.size))
+
+
+def case_many_nested_callbacks(me: Rank) -> None:
+    """More callbacks that wait than there are threads at first (batched PowerSGD does this)."""
+    futures = []
+    for i in range(12):
+        t = torch.full((10,), float(i))
+
+        def chain(done: Any) -> Any:
+            return dist.all_reduce(done.value()[0], async_op=True).get_future().wait()[0]  # type: ignore[union-attr]
+
+        futures.append(dist.all_reduce(t, async_op=True).get_future().then(chain))  # type: ignore[union-attr]
+    for i, future in enumerate(futures):
+        assert future.wait()[0].item() == i * me.size**2
+
+
+def case_dropped_works(me: Rank) -> None:
+    """Works, and tensors, that the user forgets at once."""
+    for i in range(300):
+        dist.all_reduce(torch.full((5000 + i,), 1.0), async_op=True)
+        if i % 50 == 0:
+            gc.collect()
+    t = torch.ones(1)
+    dist.all_reduce(t)
+    assert t.item() == me.size
+
+
+def case_cpp_waits_under_gc(me: Rank) -> None:
+    """C++ holds only the C++ half of a Work: functional collectives under constant collection."""
+    import torch.distributed._functional_collectives as functional
+
+    group = dist.group.WORLD
+    assert group is not None
+    for i in range(50):
+        pending = functional.all_reduce(torch.full((64,), float(i)), "sum", group)
+        gc.collect()
+        assert pending[0].item() == i * me.size
+
+
+def case_wait_times_out(me: Rank) -> None:
+    """C14: an explicit wait() limit raises TimeoutError that also is a DistBackendError; the operation goes on."""
+    t = torch.ones(4)
+    if me.rank == 0:
+        work: Any = dist.all_reduce(t, async_op=True)
+        with pytest.raises(TimeoutError) as caught:
+            work.wait(timedelta(milliseconds=200))
+        assert isinstance(caught.value, dist.DistBackendError)
+        dist.barrier(group=me.reference)
+        assert work.wait() is True
+    else:
+        dist.barrier(group=me.reference)
+        dist.all_reduce(t)
+    assert t.tolist() == [float(me.size)] * 4
+
+
+def case_failed_future_reaches_cpp(me: Rank) -> None:
+    """Ranks disagree: the future must fail at C++ level, or DDP would go on with garbage or crash."""
+    t = torch.ones(10 + me.rank)
+    work: Any = dist.all_reduce(t, async_op=True)
+    start = time.monotonic()
+    with pytest.raises(RuntimeError, match="rank") as caught:
+        torch.futures.collect_all([work.get_future()]).wait()[0].wait()
+    assert time.monotonic() - start < 5, "a mismatch must raise within 5 s"
+    assert "10" in str(caught.value) and "11" in str(caught.value), "both signatures"
+    with pytest.raises(dist.DistBackendError):
+        work.wait()
+    assert not work.is_success() and work.exception() is not None
+
+
+CASES = (
+    case_work_answers,
+    case_future_callbacks,
+    case_many_nested_callbacks,
+    case_dropped_works,
+    case_cpp_waits_under_gc,
+    case_wait_times_out,
+)
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.__name__)
+def test_works(pool: Pool, case: Callable[[Rank], None]) -> None:
+    pool.run(case)
+
+
+def test_failed_future_reaches_cpp(pool: Pool) -> None:
+    try:
+        pool.run(case_failed_future_reaches_cpp)
+    finally:
+        pool.close()  # its group is aborted
+
+
+def case_error_in_ddp(me: Rank) -> str:
+    """An error inside DDP's reducer: RuntimeError with the text, no crash, no hang."""
+    torch.manual_seed(0)
+    model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(4, 4))
+    model(torch.ones(2, 4)).sum().backward()
+    if me.rank == 1:
+        dist.group.WORLD.abort()
+        return ""
+    start = time.monotonic()
+    with pytest.raises(RuntimeError) as caught:
+        for _ in range(2):
+            model(torch.ones(2, 4)).sum().backward()
+    assert time.monotonic() - start < 10
+    return str(caught.value)
+
+
+def test_error_in_ddp(pool: Pool) -> None:
+    try:
+        texts = pool.run(case_error_in_ddp)
+        assert "rank 1" in texts[0], texts[0]
+    finally:
+        pool.close()
