@@ -60,10 +60,9 @@ def _cases() -> dict[str, Callable[[], object]]:
 
 
 def rank_main(case: str, tested: int) -> None:
+    import gpubridge.torch  # noqa: F401
     import torch
     import torch.distributed as dist
-
-    import gpubridge.torch  # noqa: F401
 
     rank = int(os.environ["RANK"])
     torch.cuda.set_device(int(os.environ.get("GPU", "0")))

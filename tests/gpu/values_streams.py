@@ -1,7 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Values and stream order on real CUDA tensors: two single-rank islands, on one GPU or on two.
+"""Values and stream order on real CUDA tensors, by the specified order of arithmetic.
 
-torchrun --nproc-per-node 2 tests/gpu/values_streams.py [--rounds N]      (with GPUBRIDGE_ISLAND=a,b)
+    GPUBRIDGE_ISLAND=a,b torchrun --nproc-per-node 2 tests/gpu/values_streams.py [--rounds N]
+    GPUBRIDGE_ISLAND=a,a,b,b torchrun --nproc-per-node 4 tests/gpu/values_streams.py
+
+All ranks may share one GPU: each then sets an NCCL_HOSTID of its own, so that NCCL forms a communicator over sockets.
 """
 
 from __future__ import annotations
@@ -12,10 +15,9 @@ import os
 import sys
 import time
 
+import gpubridge.torch  # noqa: F401
 import torch
 import torch.distributed as dist
-
-import gpubridge.torch  # noqa: F401
 
 DTYPES = [
     torch.float32,
@@ -43,34 +45,39 @@ def data(rank: int, numel: int, dtype: torch.dtype) -> torch.Tensor:
     return (base % 100 - (0 if dtype is torch.uint8 else 50)).to(dtype)
 
 
+def islands(world: int) -> list[list[int]]:
+    """Ranks by island label, in the order of their lowest rank."""
+    labels = os.environ["GPUBRIDGE_ISLAND"].split(",")[:world]
+    return [[r for r in range(world) if labels[r] == label] for label in dict.fromkeys(labels)]
+
+
+def fold(parts: list[torch.Tensor], op: dist.ReduceOp.RedOpType) -> torch.Tensor:
+    """In the order given, in the accumulator's type."""
+    total = parts[0]
+    for part in parts[1:]:
+        if op in (dist.ReduceOp.SUM, dist.ReduceOp.AVG):
+            total = total | part if total.dtype is torch.bool else total + part
+        elif op == dist.ReduceOp.MAX:
+            total = torch.maximum(total, part)
+        elif op == dist.ReduceOp.MIN:
+            total = torch.minimum(total, part)
+        else:
+            total = total & part if total.dtype is torch.bool else total * part
+    return total
+
+
 def expected(parts: list[torch.Tensor], op: dist.ReduceOp.RedOpType) -> torch.Tensor:
-    """The specified order: accumulate in rank order (f32 for 16-bit types), divide once, round once."""
+    """The specified order: ranks of an island, then islands (f32 for 16-bit types), one division, one rounding."""
     dtype = parts[0].dtype
-    if dtype is torch.bool:
-        both = {
-            dist.ReduceOp.SUM: torch.logical_or,
-            dist.ReduceOp.MAX: torch.logical_or,
-            dist.ReduceOp.MIN: torch.logical_and,
-            dist.ReduceOp.PRODUCT: torch.logical_and,
-        }[op]
-        return both(parts[0], parts[1])
     acc = torch.float32 if dtype in (torch.float16, torch.bfloat16) else dtype
-    a, b = parts[0].to(acc), parts[1].to(acc)
-    if op == dist.ReduceOp.SUM:
-        return (a + b).to(dtype)
+    total = fold([fold([parts[r].to(acc) for r in island], op) for island in islands(len(parts))], op)
     if op == dist.ReduceOp.AVG:
-        total = a + b
-        return (
-            (total / 2).to(dtype) if dtype.is_floating_point else torch.div(total, 2, rounding_mode="trunc").to(dtype)
-        )
-    if op == dist.ReduceOp.MAX:
-        return torch.maximum(a, b).to(dtype)
-    if op == dist.ReduceOp.MIN:
-        return torch.minimum(a, b).to(dtype)
-    return (a * b).to(dtype)
+        n = len(parts)
+        total = total / n if acc.is_floating_point else torch.div(total, n, rounding_mode="trunc")
+    return total.to(dtype)
 
 
-def values(rank: int) -> dict[str, int]:
+def values(rank: int, world: int) -> dict[str, int]:
     wrong = cases = 0
     for dtype in DTYPES:
         for op in OPS:
@@ -80,40 +87,40 @@ def values(rank: int) -> dict[str, int]:
                 x = data(rank, numel, dtype).cuda()
                 dist.all_reduce(x, op=op)
                 cases += 1
-                want = expected([data(0, numel, dtype), data(1, numel, dtype)], op)
+                want = expected([data(r, numel, dtype) for r in range(world)], op)
                 if not torch.equal(x.cpu(), want):
                     wrong += 1
                     print(f"WRONG {dtype} {op} {numel}: {(x.cpu() != want).sum().item()} elements", flush=True)
     for dtype in DTYPES:
         for numel in (1, 129, 1000003):
             mine = data(rank, numel, dtype).cuda()
-            out = torch.empty(2 * numel, dtype=dtype, device="cuda")
+            out = torch.empty(world * numel, dtype=dtype, device="cuda")
             dist.all_gather_into_tensor(out, mine)
             cases += 1
-            wrong += not torch.equal(out.cpu(), torch.cat([data(0, numel, dtype), data(1, numel, dtype)]))
+            wrong += not torch.equal(out.cpu(), torch.cat([data(r, numel, dtype) for r in range(world)]))
             got = data(1, numel, dtype).cuda() if rank == 1 else torch.zeros(numel, dtype=dtype, device="cuda")
             dist.broadcast(got, src=1)
             cases += 1
             wrong += not torch.equal(got.cpu(), data(1, numel, dtype))
             if dtype is not torch.bool:
-                full = torch.cat([data(rank + 2 * d, numel, dtype) for d in range(2)]).cuda()
+                full = torch.cat([data(rank + world * d, numel, dtype) for d in range(world)]).cuda()
                 shard = torch.empty(numel, dtype=dtype, device="cuda")
                 dist.reduce_scatter_tensor(shard, full)
                 cases += 1
-                wrong += not torch.equal(
-                    shard.cpu(),
-                    expected([data(2 * rank, numel, dtype), data(1 + 2 * rank, numel, dtype)], dist.ReduceOp.SUM),
-                )
+                parts = [data(r + world * rank, numel, dtype) for r in range(world)]
+                wrong += not torch.equal(shard.cpu(), expected(parts, dist.ReduceOp.SUM))
     for numel in (1, 5000, 3000001):
         x = data(rank, numel, torch.float32).cuda()
         y = torch.empty_like(x)
-        (dist.send(x, 1), dist.recv(y, 1)) if rank == 0 else (dist.recv(y, 0), dist.send(x, 0))
+        sent = dist.isend(x, (rank + 1) % world)
+        dist.recv(y, (rank - 1) % world)
+        sent.wait()
         cases += 1
-        wrong += not torch.equal(y.cpu(), data(1 - rank, numel, torch.float32))
+        wrong += not torch.equal(y.cpu(), data((rank - 1) % world, numel, torch.float32))
     return {"cases": cases, "wrong": wrong}
 
 
-def streams(rank: int, rounds: int) -> dict[str, int]:
+def streams(rank: int, world: int, rounds: int) -> dict[str, int]:
     """A slow kernel before the op, side streams, and buffers freed and allocated again right after the call."""
     wrong = 0
     side = torch.cuda.Stream()
@@ -138,7 +145,7 @@ def streams(rank: int, rounds: int) -> dict[str, int]:
                 work2.wait()
                 wrong += int((junk != 12345.0).any().item())
             x = x * 2
-            want = (2 * i + 1) * 2
+            want = (world * i + world * (world - 1) // 2) * 2
             wrong += int((x != want).any().item())
     return {"rounds": rounds, "wrong": wrong}
 
@@ -147,12 +154,20 @@ def main() -> int:
     parser = argparse.ArgumentParser()
     parser.add_argument("--rounds", type=int, default=300)
     args = parser.parse_args()
-    torch.cuda.set_device(int(os.environ.get("GPU", "0")))
+    if torch.cuda.device_count() < int(os.environ["WORLD_SIZE"]):
+        os.environ["NCCL_HOSTID"] = "rank" + os.environ["RANK"]
+        torch.cuda.set_device(0)
+    else:
+        torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
     dist.init_process_group("gpubridge")
     rank = dist.get_rank()
     begin = time.monotonic()
-    result = {"rank": rank, "values": values(rank), "values_s": round(time.monotonic() - begin, 1)}
-    result["streams"] = streams(rank, args.rounds)
+    result = {
+        "rank": rank,
+        "values": values(rank, dist.get_world_size()),
+        "values_s": round(time.monotonic() - begin, 1),
+    }
+    result["streams"] = streams(rank, dist.get_world_size(), args.rounds)
     result["total_s"] = round(time.monotonic() - begin, 1)
     print("RESULT " + json.dumps(result), flush=True)
     dist.destroy_process_group()
