@@ -33,8 +33,8 @@ static struct gb_range even_block(const struct gb_builder *b, uint32_t r, int is
     }
 }
 
-/* Blocks that move, nearest rank first (so that not all begin with rank 0), without those of the vendor call; the own
- * one goes to *own. */
+/* Fills all[r] with every block, and legs with those that move as messages, nearest rank first (so that not all begin
+ * with rank 0). */
 static void list_legs(const struct gb_builder *b, int is_recv, struct legs *legs, struct gb_range *all)
 {
     const uint64_t *counts = is_recv ? b->spec->recv_counts : b->spec->send_counts;
@@ -56,9 +56,8 @@ static void list_legs(const struct gb_builder *b, int is_recv, struct legs *legs
 static void move_at_home(struct gb_builder *b, const struct gb_range *sends, const struct gb_range *recvs)
 {
     const struct gb_plan_spec *s = b->spec;
-    uint64_t own = sends[b->me].n < recvs[b->me].n ? sends[b->me].n : recvs[b->me].n;
     gb_b_copy(b, GB_QUEUE_OUT, gb_at(GB_BUF_IN, sends[b->me].lo * b->es), gb_at(GB_BUF_OUT, recvs[b->me].lo * b->es),
-              own * b->es);
+              sends[b->me].n * b->es);
     if (!b->vendor) return;
     for (uint32_t m = 1; m < b->nloc; m++) {
         uint32_t to = b->mates[(b->loc + m) % b->nloc], from = b->mates[(b->loc + b->nloc - m) % b->nloc];

@@ -211,6 +211,17 @@ static int check_counts(const char *what, const uint64_t *counts, uint32_t nrank
     return 0;
 }
 
+/* What a rank sends to itself is what it receives from itself. */
+static int check_own_row(const struct gb_plan_spec *spec, uint32_t rank)
+{
+    uint64_t sent = spec->send_counts ? spec->send_counts[rank] : spec->count;
+    uint64_t received = spec->recv_counts ? spec->recv_counts[rank] : spec->count;
+    if (spec->op != GPUBRIDGE_ALL_TO_ALL || sent == received) return 0;
+    return GB_FAIL(GPUBRIDGE_ERR_INVALID,
+                   "rank %u sends itself %llu elements (send_counts[%u]) and receives %llu (recv_counts[%u])", rank,
+                   (unsigned long long)sent, rank, (unsigned long long)received, rank);
+}
+
 int gb_spec_check(const struct gb_topo *topo, const struct gb_plan_spec *spec, uint32_t rank)
 {
     if (rank >= topo->nranks)
@@ -234,7 +245,8 @@ int gb_spec_check(const struct gb_topo *topo, const struct gb_plan_spec *spec, u
                        (unsigned long long)spec->chunk_bytes, spec->depth);
     GB_TRY(check_counts("counts", spec->counts, topo->nranks));
     GB_TRY(check_counts("send_counts", spec->send_counts, topo->nranks));
-    return check_counts("recv_counts", spec->recv_counts, topo->nranks);
+    GB_TRY(check_counts("recv_counts", spec->recv_counts, topo->nranks));
+    return check_own_row(spec, rank);
 }
 
 uint32_t gb_spec_hash(const struct gb_topo *topo, const struct gb_plan_spec *spec)

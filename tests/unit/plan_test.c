@@ -117,6 +117,10 @@ static void test_refusals(void **state)
     s = spec_of(GPUBRIDGE_ALL_GATHER, 0);
     s.counts = huge;
     refused(t, s, GPUBRIDGE_ERR_INVALID);
+    const uint64_t rows[] = {1, 0, 2}, others[] = {2, 0, 1};
+    s = spec_of(GPUBRIDGE_ALL_TO_ALL, 0);
+    s.send_counts = rows, s.recv_counts = others;
+    refused(t, s, GPUBRIDGE_ERR_INVALID);
     s = spec_of(GPUBRIDGE_ALL_REDUCE, 4);
     s.depth = 1;
     refused(t, s, GPUBRIDGE_ERR_INVALID);
