@@ -418,6 +418,9 @@ static int poll_done(struct gb_launcher *launcher, struct gb_job *job)
         end_dead(launcher, job, rc);
         return 1;
     }
+    /* All events came before this one; some had not passed when they were looked at. */
+    for (uint32_t i = 0; i < job->nsteps; i++)
+        if (job->info[i] & STEP_FLAG) atomic_store_explicit(&job->op->flags[i], 1, memory_order_release);
     job_done(launcher, job);
     return 1;
 }

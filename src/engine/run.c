@@ -245,8 +245,10 @@ static int poll_watched(struct gb_op *op)
             if (w == op->watch_pos) op->watch_pos++;
             continue;
         }
-        seen++;
-        if (!atomic_load_explicit(&op->dev->flags[index], memory_order_acquire)) continue;
+        if (!atomic_load_explicit(&op->dev->flags[index], memory_order_acquire)) {
+            seen++;
+            continue;
+        }
         step_done(op, index);
         if (w == op->watch_pos) op->watch_pos++;
         found++;
@@ -274,9 +276,10 @@ int gb_engine_poll_staged(struct gb_engine *engine)
     struct gb_op **at = &engine->staged;
     while (*at) {
         struct gb_op *op = *at;
+        /* The end first: flags that are set before it are then seen by the look at the others. */
+        uint32_t ended = atomic_load_explicit(&op->dev->flags[op->xplan->plan->nsteps], memory_order_acquire);
         found += poll_device(op);
-        uint32_t end = op->xplan->plan->nsteps;
-        if (atomic_load_explicit(&op->dev->flags[end], memory_order_acquire)) {
+        if (ended) {
             *at = op->staged_next;
             op->staged_next = op;   /* marks: the device is through */
             op->left--;
