@@ -186,9 +186,12 @@ EMU_API int ncclCommGetAsyncError(comm_t comm, int *result)
     ENTER_COMM(comm);
     int state = atomic_load(&c->state), async = atomic_load(&c->async);
     if (state == NCCL_OK && !async) {
-        if (c->map.head) nccl_check_peers(c);
-        async = atomic_load(&c->async);
-        if (!async && atomic_load(&c->obj.dev->sticky)) async = NCCL_CUDA_ERROR;
+        if (atomic_load(&c->obj.dev->sticky)) {
+            async = NCCL_CUDA_ERROR;
+        } else {
+            if (c->map.head) nccl_check_peers(c);
+            async = atomic_load(&c->async);
+        }
     }
     *result = async ? async : state;
     return leave(c, NCCL_OK);

@@ -79,6 +79,8 @@ static void read_conf(void)
     /* Ranks of one job share the environment: their rank makes their delays differ. */
     conf.seed = (uint64_t)env_long("GBEMU_SEED", 1) * 0x9E3779B97F4A7C15u + (uint64_t)env_long("RANK", 0) * 7919u + 1;
     conf.delay_us = (unsigned)env_long("GBEMU_DELAY_US", 20);
+    conf.poll_us = (unsigned)env_long("GBEMU_POLL_US", 100);
+    if (conf.poll_us < 5) conf.poll_us = 5;
     conf.queue = (unsigned)env_long("GBEMU_QUEUE", 1019);
     if (conf.queue < 1) conf.queue = 1;
     conf.devices = (int)env_long("GBEMU_DEVICES", 8);

@@ -55,6 +55,7 @@ enum emu_rtc_mode { EMU_RTC_AUTO, EMU_RTC_TWIN, EMU_RTC_GCC };
 struct emu_conf {
     uint64_t seed;
     unsigned delay_us;
+    unsigned poll_us;
     unsigned queue;
     int devices;
     bool guard;

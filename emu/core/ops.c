@@ -98,8 +98,8 @@ static void run_wait32(struct emu_stream *s, const char *api, void *arg)
     unsigned pause_us = 5;
     while (flag && !is_met(f, atomic_load_explicit(flag, memory_order_acquire)) && !atomic_load(&s->obj.dev->sticky)) {
         emu_sleep_us(pause_us);
-        if (pause_us < 100) pause_us += pause_us / 4 + 1;
-        if (pause_us > 100) pause_us = 100;
+        pause_us += pause_us / 4 + 1;
+        if (pause_us > emu_conf()->poll_us) pause_us = emu_conf()->poll_us;
     }
 }
 

@@ -207,6 +207,50 @@ static void test_create_comm(void **state)
     run_row(a_create_comm, false, false, LAZY);
 }
 
+/* HIP is taken to behave alike: hipFree waits, and holds other threads' calls. */
+static void *hip_free(void *p)
+{
+    atomic_store(&t.a_started, 1);
+    OK(hipFree(p));
+    atomic_store(&t.a_done, 1);
+    return NULL;
+}
+
+static void *hip_copy(void *stream)
+{
+    uint32_t to = 0;
+    atomic_store(&t.b_started, 1);
+    OK(hipMemcpyAsync(&to, &t.word, 4, 4, stream));
+    OK(hipStreamSynchronize(stream));
+    atomic_store(&t.b_done, 1);
+    return NULL;
+}
+
+static void hip_scenario(void *arg)
+{
+    void *gated, *stream, *p;
+    pthread_t a, b;
+    open_hip();
+    OK(hipStreamCreateWithPriority(&gated, 1, 0));
+    OK(hipStreamCreateWithPriority(&stream, 1, 0));
+    OK(hipMalloc(&p, 64));
+    OK(hipStreamWaitValue32(gated, &t.gate, 1, 0, 0xffffffffu));
+    OK(pthread_create(&a, NULL, hip_free, p));
+    EVENTUALLY(&t.a_started, 1);
+    NOT_YET(&t.a_done, 1);
+    OK(pthread_create(&b, NULL, hip_copy, stream));
+    EVENTUALLY(&t.b_started, 1);
+    NOT_YET(&t.b_done, 1);
+    __atomic_store_n(&t.gate, 1, __ATOMIC_RELEASE);
+    OK(pthread_join(a, NULL));
+    OK(pthread_join(b, NULL));
+}
+
+static void test_hip_free(void **state)
+{
+    CHILD(hip_scenario, LAZY);
+}
+
 /* The rule behind the table: an operation enqueued in advance, with nothing but flags between its parts, ends although
  * another thread frees memory meanwhile; the network thread makes no driver call. */
 static void *network(void *arg)
@@ -248,8 +292,9 @@ static void test_pipeline(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_frees),  cmocka_unit_test(test_launch),      cmocka_unit_test(test_module_load),
-        cmocka_unit_test(test_allocs), cmocka_unit_test(test_create_comm), cmocka_unit_test(test_pipeline),
+        cmocka_unit_test(test_frees),    cmocka_unit_test(test_launch),      cmocka_unit_test(test_module_load),
+        cmocka_unit_test(test_allocs),   cmocka_unit_test(test_create_comm), cmocka_unit_test(test_pipeline),
+        cmocka_unit_test(test_hip_free),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

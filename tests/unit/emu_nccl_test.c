@@ -296,6 +296,37 @@ static void hip_rank(void)
     OK(hipStreamCreateWithPriority(&me.stream, 1, 0));
 }
 
+/* Results of the fault table are NCCL's; a fatal device error ends what runs, and shows in every call. */
+static void faults(void)
+{
+    float x = 1;
+    uint32_t gate = 0;
+    init_blocking();
+    OK(ncclAllReduce(&x, &x, 1, F32, SUM, me.comm, me.stream));
+    CHECK(ncclAllReduce(&x, &x, 1, F32, SUM, me.comm, me.stream) == 2);
+    OK(cuStreamWaitValue32_v2(me.stream, dev(&gate), 1, 0));
+    OK(ncclAllReduce(&x, &x, 1, F32, SUM, me.comm, me.stream));
+    CHECK(cuMemHostAlloc(NULL, 1, 0) == 700);
+    CHECK(cuStreamSynchronize(me.stream) == 700);
+    CHECK(ncclAllReduce(&x, &x, 1, F32, SUM, me.comm, me.stream) == 1 && async_error() == 1);
+    barrier(0);
+    OK(ncclCommAbort(me.comm));
+}
+
+static void cuda_rank_faulty(void)
+{
+    setenv("GBEMU_FAIL", "ncclAllReduce:2:2,cuMemHostAlloc:1:700", 1);
+    cuda_rank();
+}
+
+static void test_faults(void **state)
+{
+    int codes[8];
+    run_ranks(2, faults, cuda_rank_faulty, codes);
+    assert_int_equal(codes[0], 0);
+    assert_int_equal(codes[1], 0);
+}
+
 static void hip_values(void)
 {
     float *in = filled(me.rank, 5000), *out = malloc(20000);
@@ -760,10 +791,9 @@ static void test_creation(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_values),          cmocka_unit_test(test_rccl),
-        cmocka_unit_test(test_large),           cmocka_unit_test(test_stream_order),
-        cmocka_unit_test(test_lazy_connection), cmocka_unit_test(test_abort),
-        cmocka_unit_test(test_order_mismatch),  cmocka_unit_test(test_killed_peer),
+        cmocka_unit_test(test_values),   cmocka_unit_test(test_rccl),           cmocka_unit_test(test_faults),
+        cmocka_unit_test(test_large),    cmocka_unit_test(test_stream_order),   cmocka_unit_test(test_lazy_connection),
+        cmocka_unit_test(test_abort),    cmocka_unit_test(test_order_mismatch), cmocka_unit_test(test_killed_peer),
         cmocka_unit_test(test_creation),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
