@@ -22,7 +22,8 @@ static struct gb_launcher *launcher_of(struct gb_op *op)
 
 static void *address(const struct gb_op *op, const struct gb_ref *ref)
 {
-    return (char *)op->buf[ref->buf] + ref->off;
+    char *base = op->buf[ref->buf]; /* NULL for a buffer of no bytes */
+    return base ? base + ref->off : NULL;
 }
 
 static uint32_t index_of(const struct gb_cell *cell)

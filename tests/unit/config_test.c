@@ -15,6 +15,8 @@
 /* cmocka needs the four headers above first */
 #include <cmocka.h>
 
+extern char **environ;
+
 static char log_lines[2048];
 
 static void collect(void *arg, int level, const char *line)
@@ -28,8 +30,14 @@ static void collect(void *arg, int level, const char *line)
 static int clean_environment(void **state)
 {
     (void)state;
-    for (int i = 0; gb_settings_row(i); i++) unsetenv(gb_settings_row(i)->name);
-    unsetenv("GPUBRIDGE_TRANSPROT");
+    for (char **entry = environ; *entry;) {
+        char name[128];
+        snprintf(name, sizeof name, "%.*s", (int)strcspn(*entry, "="), *entry);
+        if (strncmp(name, "GPUBRIDGE_", 10) == 0 && unsetenv(name) == 0)
+            entry = environ; /* unsetenv moves the rest */
+        else
+            entry++;
+    }
     log_lines[0] = 0;
     return 0;
 }
