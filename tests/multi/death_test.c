@@ -118,6 +118,7 @@ static void death_body(struct rank *rank)
     rank_open(rank);
     gpubridge_comm *comm = rank_comm(rank, "world", NULL, 0);
     if (rank->rank == VICTIM) rank_words(rank)[1] = (uint64_t)getpid();
+    rank_meet(rank);
     for (int round = 0; !rc; round++) {
         if (rank->rank == VICTIM && round == 20) die(rank, comm);
         rc = do_work(rank, comm, x);
