@@ -12,7 +12,6 @@
 #include <xxhash.h>
 
 #define DEFAULT_TIMEOUT_NS (1800ll * 1000000000ll)
-#define CHUNK_AUTO         (1u << 20)
 #define DEPTH              8
 
 static int check_config(const struct gpubridge_comm_config *config)
@@ -217,7 +216,7 @@ static int init_group(gpubridge_comm *comm, const struct gpubridge_comm_config *
     group->comm = comm;
     group->staged = context->launcher != NULL;
     group->timeout_ns = config->timeout_ns > 0 ? config->timeout_ns : DEFAULT_TIMEOUT_NS;
-    group->chunk_bytes = comm->settings.chunk_bytes ? comm->settings.chunk_bytes : CHUNK_AUTO;
+    group->chunk_bytes = comm->settings.chunk_bytes;
     group->flat_bytes = flat_bytes(&comm->settings, n);
     group->depth = DEPTH;
     group->name = strdup(config->name);

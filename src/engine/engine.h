@@ -66,8 +66,8 @@ void gb_group_flush_plans(struct gb_group *group);
 
 /* In the role: fails everything of the group, first cause wins. */
 void gb_group_abort(struct gb_group *group, int status, const char *text, int tell);
-/* In the role: fails one operation, and with it its group: also for a P2P mismatch, since the sender of a small message has
- * no operation left that could fail. */
+/* In the role: fails one operation, and with it its group: also for a P2P mismatch, since the sender of a small message
+ * has no operation left that could fail. */
 void gb_op_fail(struct gb_op *op, int status, const char *text);
 /* In the role: the announced operation has its turn; operations start in the order of these calls. */
 void gb_engine_ticket(struct gb_op *op);

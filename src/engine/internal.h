@@ -53,6 +53,9 @@ void gb_op_push_ready(struct gb_op *op, struct gb_cell *cell);
 void gb_op_start_device(struct gb_op *op);
 void gb_group_start_heads(struct gb_group *group);
 
+/* submit.c */
+void gb_op_free_scratch(struct gb_op *op);
+
 /* p2p.c */
 void gb_p2p_admit(struct gb_op *op);
 void gb_p2p_unexpected(struct gb_group *group, int32_t peer, const struct gb_net_event *event);

@@ -109,7 +109,8 @@ struct gb_group {
     struct gb_topo *host_topo; /* the same islands for operations on host buffers: no vendor library, nothing staged */
     int staged; /* this rank's buffers are device memory */
     uint32_t stream_set; /* of collectives; P2P operations use the next one */
-    uint64_t chunk_bytes, flat_bytes;
+    uint64_t chunk_bytes; /* 0: by size and device (submit.c) */
+    uint64_t flat_bytes;
     uint32_t depth;
     int64_t timeout_ns; /* [S] */
 

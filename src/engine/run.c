@@ -411,6 +411,7 @@ static void finish(struct gb_op *op)
     memset(group->arrived, 0, group->size);
     if (!op->status) count_op(op, gb_now_ns());
     if (op->dev) gb_launcher_release(launcher_of(op), op->dev);
+    gb_op_free_scratch(op); /* now, not when the caller frees its request, which may be much later */
     int notify = op->flags & GPUBRIDGE_OP_NOTIFY ? 1 : 0;
     uint64_t user = op->user;
     atomic_store_explicit(&op->state, GB_OP_FINISHED, memory_order_seq_cst);

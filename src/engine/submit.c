@@ -101,21 +101,20 @@ static struct gb_op *op_create(struct gb_group *group, const struct gpubridge_op
     return op;
 }
 
-/* Frees everything but waits for nobody: the operation was never queued, or has finished. */
-static void op_free_memory(struct gb_op *op)
+/* The operation was never queued, or has finished: nobody touches its scratch any more. */
+void gb_op_free_scratch(struct gb_op *op)
 {
     struct gb_engine *engine = op->engine;
     if (op->dev) {
         gb_launcher_mem_free(engine->config.launcher, op->dev_mem);
         gb_launcher_host_free(engine->config.launcher, op->host_mem);
         gb_launcher_host_free(engine->config.launcher, (void *)(uintptr_t)op->dev->flags);
-        gb_pool_put(engine->config.pool, op->dev);
+        op->dev->flags = NULL;
     } else {
         gb_pool_put(engine->config.pool, op->dev_mem);
         gb_pool_put(engine->config.pool, op->host_mem);
     }
     gb_pool_put(engine->config.pool, op->cells);
-    op->dev = NULL;
     op->dev_mem = op->host_mem = NULL;
     op->cells = NULL;
 }
@@ -123,7 +122,8 @@ static void op_free_memory(struct gb_op *op)
 void gb_op_put(struct gb_op *op)
 {
     if (!op || atomic_fetch_sub_explicit(&op->refs, 1, memory_order_acq_rel) != 1) return;
-    op_free_memory(op);
+    gb_op_free_scratch(op);
+    gb_pool_put(op->engine->config.pool, op->dev);
     gb_xplan_put(op->xplan);
     free(op->text);
     gb_pool_put(op->engine->config.pool, op);
@@ -200,6 +200,26 @@ static int p2p_plan(struct gb_op *op, uint64_t bytes, int staged)
     return 0;
 }
 
+static int any_staged(const struct gb_topo *topo)
+{
+    int any = 0;
+    for (uint32_t r = 0; r < topo->nranks; r++) any |= topo->staged[r];
+    return any;
+}
+
+/* `auto`.  On CPUs a chunk that stays in the cache between its arrival and its addition; on devices each chunk costs
+ * several stream operations in several streams (measured on an H200 that two ranks share: about 0.3 ms), so large
+ * operations take larger ones.  A pure function of what all ranks agree on. */
+static uint64_t chunk_bytes(const struct gb_group *group, int staged_somewhere, uint64_t bytes)
+{
+    const uint64_t smallest = 1u << 20, largest = 8u << 20;
+    if (group->chunk_bytes) return group->chunk_bytes;
+    if (!staged_somewhere) return smallest;
+    uint64_t chunk = smallest;
+    while (chunk < largest && chunk * 8 < bytes) chunk *= 2;
+    return chunk;
+}
+
 static int prepare(struct gb_op *op, const struct gpubridge_op *d)
 {
     struct gb_group *group = op->group;
@@ -218,7 +238,8 @@ static int prepare(struct gb_op *op, const struct gpubridge_op *d)
                                     .reduce_op = op->reduce_op,
                                     .count = d->count,
                                     .root = d->root < 0 ? 0 : (uint32_t)d->root,
-                                    .chunk_bytes = group->chunk_bytes,
+                                    .chunk_bytes =
+                                        chunk_bytes(group, any_staged(topo), d->count * gb_dtype_bytes(d->dtype)),
                                     .flat_bytes = group->flat_bytes,
                                     .depth = group->depth};
         int rooted = d->kind == GPUBRIDGE_BROADCAST || d->kind == GPUBRIDGE_REDUCE || d->kind == GPUBRIDGE_GATHER ||
