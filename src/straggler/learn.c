@@ -67,7 +67,7 @@ void gb_learn_feed(struct gpubridge_straggler *e, struct gb_hot *h, int lane, st
         }
         return;
     }
-    c->u.window[c->filled++] = (float)x;
+    c->u.window[c->filled++] = (float)(c->phase == GB_PHASE_SCALE ? x - h->level[lane] : x);
     if (c->phase == GB_PHASE_LEVEL) {
         if (c->filled < GB_LEVEL_STEPS) return;
         h->level[lane] = median(c->u.window, GB_LEVEL_STEPS);
@@ -116,13 +116,13 @@ struct shape {
     double excess_short, excess_long;     /* variance of block sums beyond what `ratio` explains */
 };
 
-static double block_excess(double blocks, double dev, double steps, double var, const struct shape *s, double allow)
+static double block_excess(double blocks, double dev, double steps, double var, const struct shape *s)
 {
-    if (blocks < 8.0) return 0.0;
+    if (blocks < (steps > GB_BATCH ? 16.0 : 100.0)) return 0.0;
     double lag = 1.0 - s->rho;
     double expected = var * (s->ratio - 2.0 * s->rho / (lag * lag * steps));
-    double excess = dev / (blocks * steps * expected) - 1.0 - allow * sqrt(2.0 / blocks);
-    return excess > 0.0 ? excess : 0.0;
+    double excess = dev / (blocks * steps * expected) - 1.0;
+    return excess > 1.5 * sqrt(2.0 / blocks) ? excess : 0.0;
 }
 
 static struct shape shape_of(const struct gb_learned *a, double *var_out)
@@ -135,8 +135,8 @@ static struct shape shape_of(const struct gb_learned *a, double *var_out)
     s.ratio = (1.0 + s.rho) / (1.0 - s.rho);
     s.skew = (a->s3 / a->n - 3.0 * mean * (a->s2 / a->n) + 2.0 * mean * mean * mean) / (var * sqrt(var));
     s.error2 = (4.0 + 1.5 * (1.0 + s.rho * s.rho)) / ((1.0 - s.rho * s.rho) * a->n);
-    s.excess_short = block_excess(a->short_n, a->short_dev, GB_BATCH, var, &s, 1.0);
-    s.excess_long = block_excess(a->long_n, a->long_dev, GB_BATCH * GB_LONG, var, &s, 1.0);
+    s.excess_short = block_excess(a->short_n, a->short_dev, GB_BATCH, var, &s);
+    s.excess_long = block_excess(a->long_n, a->long_dev, GB_BATCH * GB_LONG, var, &s);
     *var_out = var;
     return s;
 }
@@ -163,9 +163,8 @@ static double threshold_of(const struct gb_learned *a, const struct gb_tables *t
         r = 1.0 - (2.0 / 3.0) * k * skew + 0.18 * k * k;
         r = r < 0.3 ? 0.3 : r > 1.5 ? 1.5 : r;
     }
-    double excess = j == 0   ? (s->excess_long > s->excess_short ? s->excess_long : s->excess_short)
-                    : j == 1 ? 0.5 * (s->excess_long + s->excess_short)
-                             : s->excess_short;
+    double most = s->excess_long > s->excess_short ? s->excess_long : s->excess_short;
+    double excess = j == 0 ? 1.7 * most : j == 1 ? most : j == 2 ? 1.7 * s->excess_short : s->excess_short;
     double h = x / (2.0 * k * r) * (1.0 + 0.5 * x * s->error2) * (1.0 + excess) - 1.166 / sqrt(s->ratio);
     return h > 0.5 ? h : 0.5;
 }
@@ -240,18 +239,22 @@ static void halve(struct gb_learned *a)
         a->tail[i] /= 2;
 }
 
-/* Squared deviations of the batch's sum, and of sixteen batches', from what the mean so far predicts. */
-static void add_blocks(struct gb_learned *a, double count, double sum)
+/* Squared deviations of the batch's sum, and of sixteen batches', from what the mean so far predicts.  Suspect batches count too,
+ * or wandering levels would look steady; no block counts for more than three deviations, so a fault hides nothing. */
+static void add_blocks(struct gb_learned *a, double count, double sum, double inv_omega)
 {
     if (a->n < 1000.0) return;
-    double mean = a->s1 / a->n, d = sum - count * mean;
-    a->short_dev += d * d / (1.0 + count / a->n);
+    double mean = a->s1 / a->n, d = sum - count * mean, cap = 9.0 / (inv_omega * inv_omega);
+    double square = d * d / (1.0 + count / a->n), most = cap * count;
+    a->short_dev += square < most ? square : most;
     a->short_n += 1.0;
     a->long_sum += sum;
     a->long_steps += count;
     if (a->long_steps < (double)(GB_BATCH * GB_LONG)) return;
     d = a->long_sum - a->long_steps * mean;
-    a->long_dev += d * d / (1.0 + a->long_steps / a->n);
+    square = d * d / (1.0 + a->long_steps / a->n);
+    most = cap * a->long_steps;
+    a->long_dev += square < most ? square : most;
     a->long_n += 1.0;
     a->long_sum = a->long_steps = 0.0;
 }
@@ -260,11 +263,12 @@ void gb_learn_batch(const struct gpubridge_straggler *e, struct gb_hot *h, int l
 {
     struct gb_learned *a = &c->u.learned;
     int member, slower;
+    if (!(h->flags[lane] & GB_FROZEN))
+        add_blocks(a, (double)h->q_count[lane], (double)h->q1[lane], (double)h->inv_omega[lane]);
     if ((h->flags[lane] & GB_FROZEN) || gb_score_ratio(h, lane, c, &member, &slower) >= 0.5) {
         clear_batch(h, lane);
         return;
     }
-    add_blocks(a, (double)h->q_count[lane], (double)h->q1[lane]);
     a->n += (double)h->q_count[lane];
     a->s1 += (double)h->q1[lane];
     a->s2 += (double)h->q2[lane];

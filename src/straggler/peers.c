@@ -114,6 +114,15 @@ static int counts(const struct gpubridge_straggler *e, int kind, int s, uint8_t 
     return !e->held[s] && !c->skip && !c->unknown && c->phase >= GB_PHASE_SCALE && c->verdict != GB_VERDICT_CONFIRMED;
 }
 
+/* What is left of a member's log time without its own level: learned ones agree, so that a member that comes or goes moves
+ * nobody. */
+static double residual_of(const struct gpubridge_straggler *e, int kind, int s)
+{
+    const struct gb_hot *h = gb_hot_of(e, kind, s);
+    int l = s % GB_LANES;
+    return e->x[s] - (h->level[l] + (double)h->centre[l] / (double)h->inv_scale[l]);
+}
+
 static int gather(const struct gpubridge_straggler *e, int kind, const struct gb_group *g, double *r, double *bound)
 {
     const uint8_t *route = e->route + (size_t)kind * (size_t)e->stride;
@@ -123,7 +132,7 @@ static int gather(const struct gpubridge_straggler *e, int kind, const struct gb
         if (!counts(e, kind, s, route[s])) continue;
         const struct gb_hot *h = gb_hot_of(e, kind, s);
         int scaled = !route[s] || gb_cold_of(e, kind, s)->phase == GB_PHASE_RUN;
-        r[n] = e->x[s] - h->level[s % GB_LANES];
+        r[n] = residual_of(e, kind, s);
         bound[n++] = scaled ? 2.0 / (double)h->inv_scale[s % GB_LANES] : 0.0;
     }
     return n;
@@ -149,7 +158,7 @@ static void remove_from(struct gpubridge_straggler *e, int kind, const struct gb
     const uint8_t *route = e->route + (size_t)kind * (size_t)e->stride;
     for (int i = 0, j = 0; i < g->size; i++) {
         int s = e->members[g->first + i];
-        double residual = e->x[s] - gb_hot_of(e, kind, s)->level[s % GB_LANES];
+        double residual = residual_of(e, kind, s);
         if (counts(e, kind, s, route[s])) {
             int a = centre_of(residual, v, n);
             double own = clip(residual - c.at[a], bound[j++]);
