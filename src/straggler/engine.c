@@ -217,11 +217,11 @@ static int step_special(struct gpubridge_straggler *e, int kind, int index)
 {
     struct gb_cold *c = gb_cold_of(e, kind, index);
     if (index < e->ranks && e->held[index]) return 0;
-    if (!follow_gaps(e, kind, index, c)) return 0;
     if (c->skip) {
         c->skip--;
         return 0;
     }
+    if (!follow_gaps(e, kind, index, c)) return 0;
     if (c->phase != GB_PHASE_RUN) {
         gb_learn_feed(e, gb_hot_of(e, kind, index), index % GB_LANES, c, e->x[index]);
         return 0;

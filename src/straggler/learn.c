@@ -116,13 +116,14 @@ struct shape {
     double excess_short, excess_long;     /* variance of block sums beyond what `ratio` explains */
 };
 
-static double block_excess(double blocks, double dev, double steps, double var, const struct shape *s)
+static double block_excess(double blocks, double dev, double steps, double var, const struct shape *s,
+                           double allow)
 {
     if (blocks < (steps > GB_BATCH ? 16.0 : 100.0)) return 0.0;
     double lag = 1.0 - s->rho;
     double expected = var * (s->ratio - 2.0 * s->rho / (lag * lag * steps));
     double excess = dev / (blocks * steps * expected) - 1.0;
-    return excess > 1.5 * sqrt(2.0 / blocks) ? excess : 0.0;
+    return excess > allow * sqrt(2.0 / blocks) ? excess : 0.0;
 }
 
 static struct shape shape_of(const struct gb_learned *a, double *var_out)
@@ -135,15 +136,15 @@ static struct shape shape_of(const struct gb_learned *a, double *var_out)
     s.ratio = (1.0 + s.rho) / (1.0 - s.rho);
     s.skew = (a->s3 / a->n - 3.0 * mean * (a->s2 / a->n) + 2.0 * mean * mean * mean) / (var * sqrt(var));
     s.error2 = (4.0 + 1.5 * (1.0 + s.rho * s.rho)) / ((1.0 - s.rho * s.rho) * a->n);
-    s.excess_short = block_excess(a->short_n, a->short_dev, GB_BATCH, var, &s);
-    s.excess_long = block_excess(a->long_n, a->long_dev, GB_BATCH * GB_LONG, var, &s);
+    s.excess_short = block_excess(a->short_n, a->short_dev, GB_BATCH, var, &s, 0.5);
+    s.excess_long = block_excess(a->long_n, a->long_dev, GB_BATCH * GB_LONG, var, &s, 0.0);
     *var_out = var;
     return s;
 }
 
 /* A young stream may alarm more often than an old one: at age m at (1 + YOUNG / m) times the rate, and members that are
  * armed take over the shares of the slower ones that are not yet (section 6.6). */
-#define YOUNG 9000.0
+#define YOUNG 8000.0
 
 static double allowance(double age, int slowest)
 {

@@ -226,7 +226,10 @@ int gpubridge_straggler_push(gpubridge_straggler *e, int64_t step, int32_t rank,
     e->window[(size_t)slot * values + at] = seconds;
     e->window_present[(size_t)slot * values + at] = 1;
     e->window_count[slot]++;
-    for (slot = oldest_slot(e); slot >= 0 && (size_t)e->window_count[slot] == values; slot = oldest_slot(e))
+    /* A complete step waits for the one before it, until that comes or the window is full. */
+    for (slot = oldest_slot(e); slot >= 0 && (size_t)e->window_count[slot] == values && e->step != INT64_MIN &&
+                                e->window_step[slot] == e->step + 1;
+         slot = oldest_slot(e))
         GB_TRY(judge_slot(e, slot));
     return GPUBRIDGE_OK;
 }

@@ -7,8 +7,8 @@
 #include <math.h>
 
 /* Interval constants, tuned on seeds that no published figure uses (section 9.2). */
-static const double magnitude_bias = 0.90, magnitude_low = 2.2, magnitude_high = 2.2;
-static const double onset_before = 6.0, onset_after = 6.0;
+static const double magnitude_bias = 0.90, magnitude_low = 2.3, magnitude_high = 2.3;
+static const double onset_before = 20.0, onset_after = 16.0;
 #define RECOVER_NATS 10.0
 
 static double ratio_of(float score, float run, float threshold, float count)

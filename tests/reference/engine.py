@@ -178,6 +178,9 @@ class Reference:
         """Section 3.1; True: section 4 takes the stream."""
         if i < self.ranks and self.held[i]:
             return False
+        if s.skip:
+            s.skip -= 1
+            return False
         if not here:
             s.missing = min(s.missing + 1, 1000)
             if s.missing >= 64 and not s.unknown:
@@ -191,9 +194,6 @@ class Reference:
                 return False
             s.unknown = 0
         s.missing = 0
-        if s.skip:
-            s.skip -= 1
-            return False
         if s.phase != RUN:
             s.feed(x)
             return False
@@ -262,7 +262,7 @@ class Reference:
             if s.gross_run >= 3:
                 mean, unit = s.gross_sum / s.gross_run, 1.0 / s.inv_scale
                 mid = mean * unit
-                half = 2.2 * 1.5 * unit / math.sqrt(3.0)
+                half = 2.3 * 1.5 * unit / math.sqrt(3.0)
                 low = mid - half if mid > half else 0.0
                 if low > self.t.min_log:
                     self._confirm(kind, i, s, RULE_GROSS, 0, 1, (2.0, 3.0, low, mid, mid + half))
@@ -284,7 +284,7 @@ class Reference:
         shift = score / n + self.t.k[j]
         error = math.sqrt(1.0 / n + 1.0 / s.count)
         mid = shift * 0.9
-        wide = 2.2 * error
+        wide = 2.3 * error
         return (shift, n, self._log_shift(s, j, mid - wide), self._log_shift(s, j, mid), self._log_shift(s, j, mid + wide),
                 self._log_shift(s, j, mid - error))
 
@@ -305,8 +305,8 @@ class Reference:
         shift, steps, low, mid, high = size
         reach = 1.0 / (shift * shift)
         s.onset = self.step_number - int(steps) + 1
-        s.onset_low = s.onset - int(2.0 + 6.0 * reach)
-        s.onset_high = min(s.onset + int(1.0 + 6.0 * reach), self.step_number)
+        s.onset_low = s.onset - int(2.0 + 20.0 * reach)
+        s.onset_high = min(s.onset + int(1.0 + 16.0 * reach), self.step_number)
         sign = 1.0 if slower else -1.0
         s.magnitude = f32(sign * mid)
         s.magnitude_low = f32(sign * (low if slower else high))

@@ -250,14 +250,14 @@ class Stream:
         skew = (self.s3 / n - 3.0 * mean * (self.s2 / n) + 2.0 * mean * mean * mean) / (var * math.sqrt(var))
         error2 = (4.0 + 1.5 * (1.0 + rho * rho)) / ((1.0 - rho * rho) * n)
         inv_omega = 1.0 / math.sqrt(var * ratio)
-        short = self._excess(self.short_n, self.short_dev, 200.0, var, rho, ratio)
-        long = self._excess(self.long_n, self.long_dev, 3200.0, var, rho, ratio)
+        short = self._excess(self.short_n, self.short_dev, 200.0, var, rho, ratio, 0.5)
+        long = self._excess(self.long_n, self.long_dev, 3200.0, var, rho, ratio, 0.0)
         most = long if long > short else short
         slowest = 5
         while slowest > 0 and self.ripe(slowest - 1):
             slowest -= 1
         rest = 2.0 if slowest >= 2 else 1.5 if slowest == 1 else 1.0
-        allowed = log(rest * (1.0 + 9000.0 / self.healthy()))
+        allowed = log(rest * (1.0 + 8000.0 / self.healthy()))
         self.inv_omega = f32(inv_omega)
         self.slope = f32(self.inside / n)
         guard, slow = INF, 0
@@ -289,13 +289,13 @@ class Stream:
         self.gross = self._gross_level(t, rho)
 
     @staticmethod
-    def _excess(blocks: float, dev: float, steps: float, var: float, rho: float, ratio: float) -> float:
+    def _excess(blocks: float, dev: float, steps: float, var: float, rho: float, ratio: float, allow: float) -> float:
         if blocks < (16.0 if steps > 200.0 else 100.0):
             return 0.0
         lag = 1.0 - rho
         expected = var * (ratio - 2.0 * rho / (lag * lag * steps))
         excess = dev / (blocks * steps * expected) - 1.0
-        return excess if excess > 1.5 * math.sqrt(2.0 / blocks) else 0.0
+        return excess if excess > allow * math.sqrt(2.0 / blocks) else 0.0
 
     def _wide_ratio(self, j: int, side: int, inv_omega: float, k: float) -> float:
         """6.5."""
