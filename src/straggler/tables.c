@@ -8,7 +8,7 @@
 
 static const double sigmas[GB_MEMBERS] = {0.1, 0.2, 0.4, 1.0, 2.0, 4.0};
 /* Share of the budget per member, both sides; their sum exceeds 1 because members raise the same alarms (measured). */
-static const double shares[GB_MEMBERS] = {0.40, 0.28, 0.21, 0.18, 0.05, 0.05};
+static const double shares[GB_MEMBERS] = {0.40, 0.26, 0.20, 0.12, 0.05, 0.05};
 static const double gross_share = 0.03, count_share = 0.03;
 
 /* Mean of a standard normal clipped at 2 after a shift of 0, 0.25, ... 4. */

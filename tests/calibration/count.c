@@ -41,7 +41,7 @@ static void die(const char *what)
 
 static int parse(int argc, char **argv, struct options *o)
 {
-    *o = (struct options){.ranks = 256, .steps = 1e5, .run_length = 25e6, .seed = 1, .peers = -1, .wander = 500.0};
+    *o = (struct options){.ranks = 256, .steps = 1e5, .run_length = 25e6, .seed = 1, .peers = -1, .wander = 200.0};
     for (int i = 1; i < argc; i++) {
         char *v = strchr(argv[i], '=');
         if (!v) return -1;

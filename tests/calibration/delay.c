@@ -33,7 +33,7 @@ static void die(const char *what)
 
 static int parse(int argc, char **argv, struct options *o)
 {
-    *o = (struct options){.ranks = 2048, .run_length = 25e6, .seed = 1, .peers = -1, .wander = 500.0, .shift = 0.02,
+    *o = (struct options){.ranks = 2048, .run_length = 25e6, .seed = 1, .peers = -1, .wander = 200.0, .shift = 0.02,
                           .horizon = 100000.0};
     for (int i = 1; i < argc; i++) {
         char *v = strchr(argv[i], '=');

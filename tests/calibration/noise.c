@@ -93,7 +93,7 @@ int noise_init(struct noise *n, int family, int ranks, int group, uint64_t seed)
     n->ranks = ranks;
     n->group = group;
     n->sd = 0.05;
-    n->wander_steps = 500.0;
+    n->wander_steps = 200.0;
     n->state = calloc((size_t)ranks * 2 + 1, sizeof *n->state);
     n->common = calloc((size_t)ranks + 1, sizeof *n->common);
     n->age = calloc((size_t)ranks + 1, sizeof *n->age);
@@ -117,12 +117,20 @@ void noise_fini(struct noise *n)
 
 void noise_restart(struct noise *n, int rank) { n->age[rank] = 0; }
 
-/* Student t with 3 degrees of freedom and unit variance. */
-static double draw_t3(struct noise *n)
+/* Student t with 3 degrees of freedom and unit variance: normal over the root of a chi-squared, in batches. */
+static void fill_t3(struct noise *n, double *x)
 {
-    double g = noise_normal(n), h = noise_normal(n);
-    double chi2 = h * h - 2.0 * log(noise_uniform(n));
-    return g / sqrt(chi2);
+    double h[64], u[64];
+    for (int r = 0; r < n->ranks; r += 64) {
+        int m = n->ranks - r < 64 ? n->ranks - r : 64;
+        for (int i = 0; i < m; i++) {
+            x[r + i] = noise_normal(n);
+            h[i] = noise_normal(n);
+            u[i] = noise_uniform(n);
+        }
+        for (int i = 0; i < m; i++)
+            x[r + i] = x[r + i] / sqrt(h[i] * h[i] - 2.0 * gb_log(u[i]));
+    }
 }
 
 static void fill_autoregressive(struct noise *n, double phi, double *x)
@@ -158,9 +166,7 @@ static void fill_standard(struct noise *n, double *x)
 {
     static const double phi[] = {0.05, 0.1, 0.3, 0.66};
     switch (n->family) {
-    case NOISE_T3:
-        for (int r = 0; r < n->ranks; r++) x[r] = draw_t3(n);
-        break;
+    case NOISE_T3: fill_t3(n, x); break;
     case NOISE_STALLS: fill_stalls(n, x); break;
     case NOISE_AR05:
     case NOISE_AR10:
