@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
- * Speed of one step of 16,384 ranks x 8 streams on one core, beside a read-modify-write of the same hot bytes in the same run.
- * One JSON line: medians in milliseconds.  bench/straggler/step_speed.py adds a NumPy version.  */
+ * Speed of one step of 16,384 ranks x 8 streams on one core, beside a read-modify-write of the same hot bytes in the
+ * same run. One JSON line: medians in milliseconds.  bench/straggler/step_speed.py adds a NumPy version.  */
 #include "straggler/stream.h"
 
 #include <gpubridge/straggler.h>
@@ -51,22 +51,19 @@ int main(int argc, char **argv)
         groups[r] = r / 64;
         last[r] = -1;
     }
-    struct gpubridge_straggler_config c = {.struct_size = sizeof c, .ranks = RANKS, .kinds = KINDS, .groups = groups,
-                                           .use_peers = peers};
+    struct gpubridge_straggler_config c = {
+        .struct_size = sizeof c, .ranks = RANKS, .kinds = KINDS, .groups = groups, .use_peers = peers};
     if (gpubridge_straggler_create(&c, &e)) return 1;
-    for (size_t i = 0; i < (size_t)4 * RANKS * KINDS; i++)
-        pool[i] = jitter();
+    for (size_t i = 0; i < (size_t)4 * RANKS * KINDS; i++) pool[i] = jitter();
     size_t words = (size_t)e->kinds * (size_t)e->blocks * sizeof(struct gb_hot) / 8;
     uint64_t *copy = calloc(words, 8);
     if (!copy) return 1;
     for (int s = 0; s < STEPS + 400; s++) {
-        for (int g = 0; g < RANKS / 64; g++)
-            last[g] = g * 64 + (s * 7 + g) % 64;
+        for (int g = 0; g < RANKS / 64; g++) last[g] = g * 64 + (s * 7 + g) % 64;
         double t0 = now_ms();
         if (gpubridge_straggler_step(e, s, pool + (size_t)(s % 4) * RANKS * KINDS, NULL, last)) return 1;
         double t1 = now_ms();
-        for (size_t i = 0; i < words; i++)
-            copy[i] = copy[i] * 3 + 1;
+        for (size_t i = 0; i < words; i++) copy[i] = copy[i] * 3 + 1;
         double t2 = now_ms();
         if (s >= 400) {
             ms[s - 400] = t1 - t0;
@@ -75,11 +72,12 @@ int main(int argc, char **argv)
     }
     qsort(ms, STEPS, sizeof *ms, by_value);
     qsort(touch, STEPS, sizeof *touch, by_value);
-    printf("{\"tool\": \"step_speed\", \"ranks\": %d, \"kinds\": %d, \"peers\": %d, \"streams\": %d, \"hot_bytes\": %zu, "
-           "\"step_ms_p50\": %.3f, \"step_ms_p95\": %.3f, \"step_ms_min\": %.3f, \"read_modify_write_ms_p50\": %.3f, "
-           "\"sink\": %llu}\n",
-           RANKS, KINDS, peers >= 0, RANKS * KINDS, words * 8, ms[STEPS / 2], ms[STEPS * 95 / 100], ms[0], touch[STEPS / 2],
-           (unsigned long long)(copy[words / 2] & 1));
+    printf(
+        "{\"tool\": \"step_speed\", \"ranks\": %d, \"kinds\": %d, \"peers\": %d, \"streams\": %d, \"hot_bytes\": %zu, "
+        "\"step_ms_p50\": %.3f, \"step_ms_p95\": %.3f, \"step_ms_min\": %.3f, \"read_modify_write_ms_p50\": %.3f, "
+        "\"sink\": %llu}\n",
+        RANKS, KINDS, peers >= 0, RANKS * KINDS, words * 8, ms[STEPS / 2], ms[STEPS * 95 / 100], ms[0],
+        touch[STEPS / 2], (unsigned long long)(copy[words / 2] & 1));
     gpubridge_straggler_destroy(e);
     free(groups);
     free(last);

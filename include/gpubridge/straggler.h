@@ -6,8 +6,8 @@
  * seconds per step; ask for reports and events.  It reads no clock, does no I/O, allocates nothing after create, and
  * computes the same bits on every machine.  docs/straggler-engine.md is its specification.
  *
- * One engine is used by one thread at a time.  Every int returned is an enum gpubridge_status (gpubridge.h); a call that
- * fails leaves the engine as it was.  Outputs are written only on success.
+ * One engine is used by one thread at a time.  Every int returned is an enum gpubridge_status (gpubridge.h); a call
+ * that fails leaves the engine as it was.  Outputs are written only on success.
  */
 #ifndef GPUBRIDGE_STRAGGLER_H
 #define GPUBRIDGE_STRAGGLER_H
@@ -83,16 +83,16 @@ struct gpubridge_straggler_report {
     double slowdown, slowdown_low, slowdown_high; /* of the standing verdict, relative (0.02: 2 % slower) */
     int64_t onset, onset_low, onset_high;         /* step numbers */
     double class_ratio;             /* level over the median level of its class */
-    double last_share;              /* learned share of steps in which this rank arrived last (a cost, not a verdict) */
-    double min_detectable;          /* smallest slowdown found within 200 steps with 95 %; < 0: none yet */
-    double gross_level;             /* relative slowdown that is found in 3 steps; < 0: none yet */
+    double last_share; /* learned share of steps in which this rank arrived last (a cost, not a verdict) */
+    double min_detectable; /* smallest slowdown found within 200 steps with 95 %; < 0: none yet */
+    double gross_level; /* relative slowdown that is found in 3 steps; < 0: none yet */
 };
 
 struct gpubridge_straggler_event {
     int64_t step;
-    int32_t rank;                   /* -1 - group for a group's common mode */
+    int32_t rank; /* -1 - group for a group's common mode */
     int32_t kind;
-    int32_t from, to;               /* enum gpubridge_straggler_state */
+    int32_t from, to; /* enum gpubridge_straggler_state */
     int32_t rule, member;
     uint32_t answers;
     int32_t reserved;
@@ -104,9 +104,9 @@ GPUBRIDGE_CHECKED int gpubridge_straggler_create(const struct gpubridge_straggle
                                                  gpubridge_straggler **engine);
 GPUBRIDGE_API void gpubridge_straggler_destroy(gpubridge_straggler *engine); /* NULL is fine */
 
-/* One step of all ranks.  seconds[kind * ranks + rank] > 0; present[same index] == 0 marks what is missing (NULL: nothing
- * is); last[group] is the rank that arrived last, or -1 (NULL: not known).  `step` must grow; gaps are fine.  Any value
- * that is NaN, infinite, not positive or beyond 1e9 s refuses the whole step. */
+/* One step of all ranks.  seconds[kind * ranks + rank] > 0; present[same index] == 0 marks what is missing (NULL:
+ * nothing is); last[group] is the rank that arrived last, or -1 (NULL: not known).  `step` must grow; gaps are fine.
+ * Any value that is NaN, infinite, not positive or beyond 1e9 s refuses the whole step. */
 GPUBRIDGE_CHECKED int gpubridge_straggler_step(gpubridge_straggler *engine, int64_t step, const double *seconds,
                                                const uint8_t *present, const int32_t *last);
 /* One value at a time, in any order within window_steps; a step is judged once it is complete or the window has passed

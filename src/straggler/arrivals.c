@@ -8,7 +8,10 @@
 
 #define ARM_ARRIVALS 200.0
 
-void gb_arrivals_reset(struct gb_arrivals *a) { memset(a, 0, sizeof *a); }
+void gb_arrivals_reset(struct gb_arrivals *a)
+{
+    memset(a, 0, sizeof *a);
+}
 
 /* Likelihood-ratio weights for a doubled rate, and the threshold widened for runs of arrivals. */
 static void refresh(struct gb_arrivals *a, const struct gb_tables *t)
@@ -44,7 +47,8 @@ static void commit(struct gb_arrivals *a, const struct gb_tables *t)
     if (a->steps >= a->refresh_at && a->steps >= 200.0) refresh(a, t);
 }
 
-/* `gap` observed steps in which another rank was the last, all at once: the score only falls, so no alarm hides here. */
+/* `gap` observed steps in which another rank was the last, all at once: the score only falls, so no alarm hides here.
+ */
 void gb_arrivals_skip(struct gb_arrivals *a, int64_t gap, const struct gb_tables *t)
 {
     if (gap <= 0) return;

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  * The kernel of the straggler engine: one step of eight streams through score, CUSUM bank, baseline and statistics
  * (sections 3 and 4 of docs/straggler-engine.md).  Pure arithmetic on one block, called by the engine's thread.
- * Every lane loop stands alone so that compilers vectorise it; the order of operations inside a lane is the contract. */
+ * Every lane loop stands alone so that compilers vectorise it; the order of operations inside a lane is the contract.
+ */
 #include "straggler/stream.h"
 #include <string.h>
 
@@ -24,7 +25,10 @@ struct scores {
     uint32_t alert[GB_LANES];
 };
 
-GB_INLINE double clipped(double z, double c) { return z > c ? c : z < -c ? -c : z; }
+GB_INLINE double clipped(double z, double c)
+{
+    return z > c ? c : z < -c ? -c : z;
+}
 
 GB_INLINE void score(struct gb_hot *h, const double *x, struct scores *s, int lo, int hi)
 {
@@ -119,8 +123,7 @@ GB_INLINE unsigned advance(struct gb_hot *h, const double *x, const struct gb_ta
     struct scores s;
     GB_EACH s.zero_up[l] = s.zero_down[l] = 1;
     score(h, x, &s, lo, hi);
-    for (int j = 0; j < GB_MEMBERS; j++)
-        member(h, &s, t, j, lo, hi);
+    for (int j = 0; j < GB_MEMBERS; j++) member(h, &s, t, j, lo, hi);
     commit(h, &s, lo, hi);
     gather(h, &s, lo, hi);
     unsigned alert = 0;

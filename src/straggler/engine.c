@@ -11,14 +11,14 @@
 static int resolve(const struct gpubridge_straggler_config *in, struct gpubridge_straggler_config *c)
 {
     if (!in || in->struct_size != sizeof *in)
-        return GB_FAIL(GPUBRIDGE_ERR_INVALID, "straggler: config is NULL or its struct_size is not %zu",
-                       sizeof *in);
+        return GB_FAIL(GPUBRIDGE_ERR_INVALID, "straggler: config is NULL or its struct_size is not %zu", sizeof *in);
     *c = *in;
     if (c->kinds == 0) c->kinds = 1;
-    if (c->ranks < 1 || c->kinds < 1 || c->kinds > 64 ||
-        (int64_t)c->ranks * c->kinds > GPUBRIDGE_STRAGGLER_MAX_STREAMS)
-        return GB_FAIL(GPUBRIDGE_ERR_INVALID, "straggler: %d ranks x %d kinds; legal are 1 or more, 1 ... 64, at most %d "
-                       "streams", c->ranks, c->kinds, GPUBRIDGE_STRAGGLER_MAX_STREAMS);
+    if (c->ranks < 1 || c->kinds < 1 || c->kinds > 64 || (int64_t)c->ranks * c->kinds > GPUBRIDGE_STRAGGLER_MAX_STREAMS)
+        return GB_FAIL(GPUBRIDGE_ERR_INVALID,
+                       "straggler: %d ranks x %d kinds; legal are 1 or more, 1 ... 64, at most %d "
+                       "streams",
+                       c->ranks, c->kinds, GPUBRIDGE_STRAGGLER_MAX_STREAMS);
     if (c->alarms == 0.0) c->alarms = 1.0;
     if (c->days == 0.0) c->days = 30.0;
     if (c->steps_per_second == 0.0) c->steps_per_second = 1.0;
@@ -27,13 +27,13 @@ static int resolve(const struct gpubridge_straggler_config *in, struct gpubridge
     if (c->max_hold_steps == 0) c->max_hold_steps = 2000;
     if (c->window_steps == 0) c->window_steps = 8;
     if (!(c->alarms > 0.0 && c->alarms < 1e12) || !(c->days > 0.0 && c->days < 1e9) ||
-        !(c->steps_per_second > 0.0 && c->steps_per_second < 1e9) ||
-        !(c->min_slowdown > 0.0 && c->min_slowdown < 10.0))
-        return GB_FAIL(GPUBRIDGE_ERR_INVALID, "straggler: alarms, days, steps_per_second and min_slowdown must be positive "
+        !(c->steps_per_second > 0.0 && c->steps_per_second < 1e9) || !(c->min_slowdown > 0.0 && c->min_slowdown < 10.0))
+        return GB_FAIL(GPUBRIDGE_ERR_INVALID,
+                       "straggler: alarms, days, steps_per_second and min_slowdown must be positive "
                        "and finite (0 takes the default)");
     if (c->warmup_steps > 60000 || c->max_hold_steps < 1 || c->window_steps < 1 || c->window_steps > 64)
         return GB_FAIL(GPUBRIDGE_ERR_INVALID, "straggler: warmup_steps is at most 60000, max_hold_steps at least 1, "
-                       "window_steps 1 ... 64");
+                                              "window_steps 1 ... 64");
     return GPUBRIDGE_OK;
 }
 
@@ -140,10 +140,8 @@ int gpubridge_straggler_create(const struct gpubridge_straggler_config *config, 
     c.groups = c.classes = NULL;
     e->config = c;
     for (int kind = 0; kind < e->kinds; kind++)
-        for (int i = 0; i < e->stride; i++)
-            reset_stream(e, kind, i);
-    for (int s = 0; s < e->window_steps; s++)
-        e->window_step[s] = INT64_MIN;
+        for (int i = 0; i < e->stride; i++) reset_stream(e, kind, i);
+    for (int s = 0; s < e->window_steps; s++) e->window_step[s] = INT64_MIN;
     *engine = e;
     return GPUBRIDGE_OK;
 }
@@ -174,9 +172,10 @@ static int check_values(const struct gpubridge_straggler *e, const double *secon
     for (size_t i = 0; i < n; i++) {
         if (present && !present[i]) continue;
         if (!(seconds[i] >= 1e-12 && seconds[i] <= 1e9))
-            return GB_FAIL(GPUBRIDGE_ERR_INVALID, "straggler: %g seconds for rank %zu, kind %zu; legal are 1e-12 ... 1e9: "
-                           "mark what is missing in `present`", seconds[i], i % (size_t)e->ranks,
-                           i / (size_t)e->ranks);
+            return GB_FAIL(GPUBRIDGE_ERR_INVALID,
+                           "straggler: %g seconds for rank %zu, kind %zu; legal are 1e-12 ... 1e9: "
+                           "mark what is missing in `present`",
+                           seconds[i], i % (size_t)e->ranks, i / (size_t)e->ranks);
     }
     return GPUBRIDGE_OK;
 }
@@ -187,8 +186,7 @@ static void age_holds(struct gpubridge_straggler *e)
         if (e->held[r] && ++e->held_since[r] > e->max_hold) {
             e->held[r] = 0;
             e->arrivals[r].seen = e->group[e->group_of[r]].observed;
-            for (int kind = 0; kind < e->kinds; kind++)
-                gb_cold_of(e, kind, r)->skip = GB_SKIP_STEPS;
+            for (int kind = 0; kind < e->kinds; kind++) gb_cold_of(e, kind, r)->skip = GB_SKIP_STEPS;
         }
 }
 
@@ -204,7 +202,9 @@ static int follow_gaps(struct gpubridge_straggler *e, int kind, int index, struc
         return 0;
     }
     if (c->unknown) {
-        c->missing = (uint16_t)(c->missing > GB_MISSING_STEPS ? GB_MISSING_STEPS - 4 : c->missing >= 4 ? c->missing - 4 : 0);
+        c->missing = (uint16_t)(c->missing > GB_MISSING_STEPS ? GB_MISSING_STEPS - 4
+                                : c->missing >= 4             ? c->missing - 4
+                                                              : 0);
         c->unknown = c->missing > 0;
         return !c->unknown;
     }
@@ -266,8 +266,7 @@ static void load_kind(struct gpubridge_straggler *e, int kind, const double *sec
     const double *t = seconds + (size_t)kind * (size_t)e->ranks;
     if (!present) {
         memset(e->present, 1, (size_t)e->ranks);
-        for (int i = 0; i < e->ranks; i++)
-            e->x[i] = gb_log(t[i]);
+        for (int i = 0; i < e->ranks; i++) e->x[i] = gb_log(t[i]);
         return;
     }
     const uint8_t *p = present + (size_t)kind * (size_t)e->ranks;
@@ -353,12 +352,10 @@ int gpubridge_straggler_restart(gpubridge_straggler *e, int32_t rank)
         e->held[r] = 0;
         gb_arrivals_reset(&e->arrivals[r]);
         e->arrivals[r].seen = e->group[e->group_of[r]].observed;
-        for (int kind = 0; kind < e->kinds; kind++)
-            reset_stream(e, kind, r);
+        for (int kind = 0; kind < e->kinds; kind++) reset_stream(e, kind, r);
     }
     for (int kind = 0; rank < 0 && kind < e->kinds; kind++)
-        for (int g = 0; g < e->groups; g++)
-            reset_stream(e, kind, e->ranks + g);
+        for (int g = 0; g < e->groups; g++) reset_stream(e, kind, e->ranks + g);
     return GPUBRIDGE_OK;
 }
 
@@ -367,12 +364,10 @@ int gpubridge_straggler_clear(gpubridge_straggler *e, int32_t rank)
     GB_TRY(check_rank(e, rank));
     for (int r = rank < 0 ? 0 : rank; r < (rank < 0 ? e->ranks : rank + 1); r++) {
         e->arrivals[r].score = e->arrivals[r].run = 0.0f;
-        for (int kind = 0; kind < e->kinds; kind++)
-            gb_stream_clear(e, kind, r);
+        for (int kind = 0; kind < e->kinds; kind++) gb_stream_clear(e, kind, r);
     }
     for (int kind = 0; rank < 0 && kind < e->kinds; kind++)
-        for (int g = 0; g < e->groups; g++)
-            gb_stream_clear(e, kind, e->ranks + g);
+        for (int g = 0; g < e->groups; g++) gb_stream_clear(e, kind, e->ranks + g);
     return GPUBRIDGE_OK;
 }
 
@@ -382,7 +377,8 @@ int gpubridge_straggler_given(gpubridge_straggler *e, int32_t rank, int32_t kind
     GB_TRY(check_rank(e, rank));
     if (rank < 0 || kind < 0 || kind >= e->kinds || !(seconds >= 1e-12 && seconds <= 1e9) ||
         !(noise >= 1e-6 && noise <= 10.0) || !(correlation >= -0.3 && correlation <= 0.95))
-        return GB_FAIL(GPUBRIDGE_ERR_INVALID, "straggler: given values need a rank, a kind, seconds in 1e-12 ... 1e9, noise "
+        return GB_FAIL(GPUBRIDGE_ERR_INVALID,
+                       "straggler: given values need a rank, a kind, seconds in 1e-12 ... 1e9, noise "
                        "in 1e-6 ... 10, correlation in -0.3 ... 0.95");
     gb_learn_given(&e->tables, gb_hot_of(e, kind, rank), rank % GB_LANES, gb_cold_of(e, kind, rank), gb_log(seconds),
                    noise, correlation);

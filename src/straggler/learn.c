@@ -13,8 +13,7 @@ static double median(float *v, int n)
     for (int i = 1; i < n; i++) {
         float x = v[i];
         int j = i;
-        for (; j > 0 && v[j - 1] > x; j--)
-            v[j] = v[j - 1];
+        for (; j > 0 && v[j - 1] > x; j--) v[j] = v[j - 1];
         v[j] = x;
     }
     return ((double)v[n / 2 - 1] + (double)v[n / 2]) * 0.5;
@@ -29,16 +28,14 @@ void gb_bank_zero(struct gb_hot *h, int lane, int member)
 static void clear_batch(struct gb_hot *h, int lane)
 {
     h->q_count[lane] = h->q1[lane] = h->q2[lane] = h->q11[lane] = h->q3[lane] = h->q_in[lane] = 0.0f;
-    for (int i = 0; i < GB_TAILS; i++)
-        h->tail[i][lane] = 0;
+    for (int i = 0; i < GB_TAILS; i++) h->tail[i][lane] = 0;
 }
 
 void gb_learn_reset(struct gb_hot *h, int lane, struct gb_cold *c)
 {
     memset(c, 0, sizeof *c);
     c->gross_step = INT64_MIN;
-    for (int j = 0; j < GB_MEMBERS; j++)
-        gb_bank_zero(h, lane, j);
+    for (int j = 0; j < GB_MEMBERS; j++) gb_bank_zero(h, lane, j);
     clear_batch(h, lane);
     h->level[lane] = 0.0;
     h->inv_scale[lane] = 1.0f;
@@ -52,8 +49,7 @@ void gb_learn_reset(struct gb_hot *h, int lane, struct gb_cold *c)
 static void start_run(struct gb_hot *h, int lane, struct gb_cold *c)
 {
     memset(&c->u.learned, 0, sizeof c->u.learned);
-    for (int j = 0; j < GB_MEMBERS; j++)
-        c->u.learned.up[j] = c->u.learned.down[j] = -1.0f;
+    for (int j = 0; j < GB_MEMBERS; j++) c->u.learned.up[j] = c->u.learned.down[j] = -1.0f;
     h->inv_omega[lane] = (float)(1.0 / 0.9594461556733254); /* a unit normal clipped at 2, until the first batch */
     c->phase = GB_PHASE_RUN;
 }
@@ -104,20 +100,18 @@ static double wide_ratio(const struct gb_learned *s, const struct gb_tables *t, 
     for (int step = 20; step >= 1; step--) {
         double theta = 2.0 * k * 0.05 * (double)step;
         double f = (1.0 - all) * gb_exp(theta * theta * 0.5 - theta * k);
-        for (int i = 0; i < bins; i++)
-            f += p[i] * gb_exp(theta * (edge[i] - k));
+        for (int i = 0; i < bins; i++) f += p[i] * gb_exp(theta * (edge[i] - k));
         if (f <= 1.0) return 0.05 * (double)step;
     }
     return 0.0;
 }
 
 struct shape {
-    double rho, ratio, skew, error2;      /* lag-1 correlation, long-run ratio, skewness, relative error of the variance */
-    double excess_short, excess_long;     /* variance of block sums beyond what `ratio` explains */
+    double rho, ratio, skew, error2; /* lag-1 correlation, long-run ratio, skewness, relative error of the variance */
+    double excess_short, excess_long; /* variance of block sums beyond what `ratio` explains */
 };
 
-static double block_excess(double blocks, double dev, double steps, double var, const struct shape *s,
-                           double allow)
+static double block_excess(double blocks, double dev, double steps, double var, const struct shape *s, double allow)
 {
     if (blocks < (steps > GB_BATCH ? 16.0 : 100.0)) return 0.0;
     double lag = 1.0 - s->rho;
@@ -195,10 +189,9 @@ void gb_learn_refresh(const struct gb_tables *t, struct gb_hot *h, int lane, str
     double inv_omega = 1.0 / sqrt(var * s.ratio);
     uint32_t slow = 0;
     int slowest = GB_MEMBERS - 1;
-    while (slowest > 0 && is_ripe(t, h, lane, slowest - 1))
-        slowest--;
-    double allowed = allowance((double)h->count[lane] + (double)h->older_count[lane] + (double)h->newer_count[lane],
-                               slowest);
+    while (slowest > 0 && is_ripe(t, h, lane, slowest - 1)) slowest--;
+    double allowed =
+        allowance((double)h->count[lane] + (double)h->older_count[lane] + (double)h->newer_count[lane], slowest);
     h->inv_omega[lane] = (float)inv_omega;
     a->slope = (float)(a->in / a->n);
     for (int j = GB_MEMBERS - 1; j >= 0; j--) {
@@ -236,12 +229,12 @@ static void halve(struct gb_learned *a)
     a->short_dev *= 0.5;
     a->long_n *= 0.5;
     a->long_dev *= 0.5;
-    for (int i = 0; i < GB_TAILS; i++)
-        a->tail[i] /= 2;
+    for (int i = 0; i < GB_TAILS; i++) a->tail[i] /= 2;
 }
 
-/* Squared deviations of the batch's sum, and of sixteen batches', from what the mean so far predicts.  Suspect batches count too,
- * or wandering levels would look steady; no block counts for more than three deviations, so a fault hides nothing. */
+/* Squared deviations of the batch's sum, and of sixteen batches', from what the mean so far predicts.  Suspect batches
+ * count too, or wandering levels would look steady; no block counts for more than three deviations, so a fault hides
+ * nothing. */
 static void add_blocks(struct gb_learned *a, double count, double sum, double inv_omega)
 {
     if (a->n < 1000.0) return;
@@ -276,8 +269,7 @@ void gb_learn_batch(const struct gpubridge_straggler *e, struct gb_hot *h, int l
     a->s11 += (double)h->q11[lane];
     a->s3 += (double)h->q3[lane];
     a->in += (double)h->q_in[lane];
-    for (int i = 0; i < GB_TAILS; i++)
-        a->tail[i] += h->tail[i][lane];
+    for (int i = 0; i < GB_TAILS; i++) a->tail[i] += h->tail[i][lane];
     clear_batch(h, lane);
     if (a->n >= (double)a->next_refresh || can_arm(&e->tables, h, lane)) {
         gb_learn_refresh(&e->tables, h, lane, c);
@@ -290,8 +282,8 @@ void gb_learn_batch(const struct gpubridge_straggler *e, struct gb_hot *h, int l
     }
 }
 
-void gb_learn_given(const struct gb_tables *t, struct gb_hot *h, int lane, struct gb_cold *c, double level, double noise,
-                    double correlation)
+void gb_learn_given(const struct gb_tables *t, struct gb_hot *h, int lane, struct gb_cold *c, double level,
+                    double noise, double correlation)
 {
     static const uint32_t tails[GB_TAILS] = {22750132, 1349898, 31671, 1, 0, 22750132, 1349898, 287};
     gb_learn_reset(h, lane, c);

@@ -38,8 +38,7 @@ static void middle(double *v, int n, double out[3])
         for (int i = 1; i < n; i++) {
             double x = v[i];
             int j = i;
-            for (; j > 0 && v[j - 1] > x; j--)
-                v[j] = v[j - 1];
+            for (; j > 0 && v[j - 1] > x; j--) v[j] = v[j - 1];
             v[j] = x;
         }
     } else {
@@ -89,19 +88,19 @@ static int centre_of(double r, const double v[3], int n)
     return r <= v[0] ? 0 : 2;
 }
 
-static inline double clip(double d, double bound) { return d > bound ? bound : d < -bound ? -bound : d; }
+static inline double clip(double d, double bound)
+{
+    return d > bound ? bound : d < -bound ? -bound : d;
+}
 
 static double sum_clipped(const double *r, const double *bound, int n, double at)
 {
     double lane[8] = {0}, all = 0.0;
     int i = 0;
     for (; i + 8 <= n; i += 8)
-        for (int l = 0; l < 8; l++)
-            lane[l] += clip(r[i + l] - at, bound[i + l]);
-    for (int l = 0; i < n; i++, l++)
-        lane[l] += clip(r[i] - at, bound[i]);
-    for (int l = 0; l < 8; l++)
-        all += lane[l];
+        for (int l = 0; l < 8; l++) lane[l] += clip(r[i + l] - at, bound[i + l]);
+    for (int l = 0; i < n; i++, l++) lane[l] += clip(r[i] - at, bound[i]);
+    for (int l = 0; l < 8; l++) all += lane[l];
     return all;
 }
 
@@ -114,8 +113,8 @@ static int counts(const struct gpubridge_straggler *e, int kind, int s, uint8_t 
     return !e->held[s] && !c->skip && !c->unknown && c->phase >= GB_PHASE_SCALE && c->verdict != GB_VERDICT_CONFIRMED;
 }
 
-/* What is left of a member's log time without its own level: learned ones agree, so that a member that comes or goes moves
- * nobody. */
+/* What is left of a member's log time without its own level: learned ones agree, so that a member that comes or goes
+ * moves nobody. */
 static double residual_of(const struct gpubridge_straggler *e, int kind, int s)
 {
     const struct gb_hot *h = gb_hot_of(e, kind, s);
@@ -153,8 +152,7 @@ static void remove_from(struct gpubridge_straggler *e, int kind, const struct gb
     memcpy(sorted, r, (size_t)n * sizeof *r);
     middle(sorted, n, v);
     fill_medians(&c, v, n);
-    for (int a = 0; a < 4; a++)
-        c.sum[a] = sum_clipped(r, bound, n, c.at[a]);
+    for (int a = 0; a < 4; a++) c.sum[a] = sum_clipped(r, bound, n, c.at[a]);
     const uint8_t *route = e->route + (size_t)kind * (size_t)e->stride;
     for (int i = 0, j = 0; i < g->size; i++) {
         int s = e->members[g->first + i];

@@ -53,8 +53,7 @@ static double class_shift(const struct gpubridge_straggler *e, int kind, int ind
             v[n++] = level_of(e, kind, r);
     if (n < CLASS_RANKS) return 0.0;
     double m = median_of(v, n), own = level_of(e, kind, index) - m;
-    for (int i = 0; i < n; i++)
-        v[i] = v[i] < m ? m - v[i] : v[i] - m;
+    for (int i = 0; i < n; i++) v[i] = v[i] < m ? m - v[i] : v[i] - m;
     double spread = CLASS_SIGMAS * 1.4826 * median_of(v, n);
     *slower = own > gb_log(1.0 + CLASS_TOLERANCE) && own > spread;
     return own;
@@ -81,8 +80,7 @@ int gpubridge_straggler_detectable(const gpubridge_straggler *e, int32_t rank, i
     return GPUBRIDGE_OK;
 }
 
-static void fill_verdict(const struct gpubridge_straggler *e, int kind, int index,
-                         struct gpubridge_straggler_report *r)
+static void fill_verdict(const struct gpubridge_straggler *e, int kind, int index, struct gpubridge_straggler_report *r)
 {
     const struct gb_cold *c = gb_cold_of(e, kind, index);
     const struct gb_learned *a = &c->u.learned;
@@ -98,8 +96,7 @@ static void fill_verdict(const struct gpubridge_straggler *e, int kind, int inde
         r->answers |= c->slower ? GPUBRIDGE_STRAGGLER_SLOWER_THAN_PAST : GPUBRIDGE_STRAGGLER_FASTER_THAN_PAST;
 }
 
-static void fill_learned(const struct gpubridge_straggler *e, int kind, int index,
-                         struct gpubridge_straggler_report *r)
+static void fill_learned(const struct gpubridge_straggler *e, int kind, int index, struct gpubridge_straggler_report *r)
 {
     const struct gb_hot *h = gb_hot_of(e, kind, index);
     const struct gb_cold *c = gb_cold_of(e, kind, index);
@@ -108,8 +105,7 @@ static void fill_learned(const struct gpubridge_straggler *e, int kind, int inde
     r->learned_steps = (double)h->count[l];
     r->noise = 1.0 / ((double)h->inv_omega[l] * (double)h->inv_scale[l]);
     r->score = gb_score_ratio(h, l, c, &member, &slower);
-    for (int j = 0; j < GB_MEMBERS; j++)
-        r->armed |= (c->u.learned.up[j] >= 0.0f) << j;
+    for (int j = 0; j < GB_MEMBERS; j++) r->armed |= (c->u.learned.up[j] >= 0.0f) << j;
     r->min_detectable = gb_detectable(&e->tables, h, l, c, 200.0, 1.645);
     if (h->gross[l] < INFINITY) r->gross_level = gb_exp((double)h->gross[l] / (double)h->inv_scale[l]) - 1.0;
     if (index < e->ranks) {
@@ -126,8 +122,8 @@ int gpubridge_straggler_report(const gpubridge_straggler *e, int32_t rank, int32
     if (!report || report->struct_size != sizeof *report)
         return GB_FAIL(GPUBRIDGE_ERR_INVALID, "straggler: report is NULL or its struct_size is not %zu",
                        sizeof *report);
-    struct gpubridge_straggler_report r = {.struct_size = sizeof r, .member = -1, .min_detectable = -1.0,
-                                           .gross_level = -1.0, .class_ratio = 1.0};
+    struct gpubridge_straggler_report r = {
+        .struct_size = sizeof r, .member = -1, .min_detectable = -1.0, .gross_level = -1.0, .class_ratio = 1.0};
     const struct gb_cold *c = gb_cold_of(e, kind, index);
     r.state = gb_stream_state(e, kind, index);
     if (c->phase == GB_PHASE_RUN && c->verdict != GB_VERDICT_NONE) fill_verdict(e, kind, index, &r);
@@ -201,11 +197,12 @@ int gpubridge_straggler_push(gpubridge_straggler *e, int64_t step, int32_t rank,
     if (!e || rank < 0 || rank >= e->ranks || kind < 0 || kind >= e->kinds || step == INT64_MIN)
         return GB_FAIL(GPUBRIDGE_ERR_INVALID, "straggler: no stream rank %d, kind %d (or engine is NULL)", rank, kind);
     if (!(seconds >= 1e-12 && seconds <= 1e9))
-        return GB_FAIL(GPUBRIDGE_ERR_INVALID, "straggler: %g seconds for rank %d, kind %d; legal are 1e-12 ... 1e9", seconds,
-                       rank, kind);
+        return GB_FAIL(GPUBRIDGE_ERR_INVALID, "straggler: %g seconds for rank %d, kind %d; legal are 1e-12 ... 1e9",
+                       seconds, rank, kind);
     if (step <= e->step)
-        return GB_FAIL(GPUBRIDGE_ERR_INVALID, "straggler: step %lld of rank %d is already judged; raise window_steps (%d)",
-                       (long long)step, rank, e->window_steps);
+        return GB_FAIL(GPUBRIDGE_ERR_INVALID,
+                       "straggler: step %lld of rank %d is already judged; raise window_steps (%d)", (long long)step,
+                       rank, e->window_steps);
     size_t values = (size_t)e->kinds * (size_t)e->ranks, at = (size_t)kind * (size_t)e->ranks + (size_t)rank;
     int slot = slot_of(e, step);
     if (slot >= 0 && e->window_present[(size_t)slot * values + at])
@@ -216,8 +213,9 @@ int gpubridge_straggler_push(gpubridge_straggler *e, int64_t step, int32_t rank,
         if (slot < 0) {
             int oldest = oldest_slot(e);
             if (e->window_step[oldest] > step)
-                return GB_FAIL(GPUBRIDGE_ERR_INVALID, "straggler: step %lld of rank %d is more than window_steps (%d) late",
-                               (long long)step, rank, e->window_steps);
+                return GB_FAIL(GPUBRIDGE_ERR_INVALID,
+                               "straggler: step %lld of rank %d is more than window_steps (%d) late", (long long)step,
+                               rank, e->window_steps);
             GB_TRY(judge_slot(e, oldest));
             slot = oldest;
         }
@@ -237,8 +235,7 @@ int gpubridge_straggler_push(gpubridge_straggler *e, int64_t step, int32_t rank,
 int gpubridge_straggler_flush(gpubridge_straggler *e)
 {
     if (!e) return GB_FAIL(GPUBRIDGE_ERR_INVALID, "straggler: engine is NULL");
-    for (int slot = oldest_slot(e); slot >= 0; slot = oldest_slot(e))
-        GB_TRY(judge_slot(e, slot));
+    for (int slot = oldest_slot(e); slot >= 0; slot = oldest_slot(e)) GB_TRY(judge_slot(e, slot));
     return GPUBRIDGE_OK;
 }
 
@@ -264,19 +261,16 @@ static void put_hot(struct writer *w, const struct gb_hot *h, int l)
     put(w, &h->level[l], 8);
     const float *first[] = {h->inv_scale, h->centre, h->inv_omega};
     const float *rest[] = {h->older_count, h->older_sum, h->newer_count, h->newer_sum, h->count, h->q_count, h->q1,
-                           h->q2, h->q11, h->q3, h->q_in, h->prev, h->guard, h->gross};
-    for (int i = 0; i < 3; i++)
-        put(w, &first[i][l], 4);
+                           h->q2,          h->q11,       h->q3,          h->q_in,      h->prev,  h->guard,   h->gross};
+    for (int i = 0; i < 3; i++) put(w, &first[i][l], 4);
     for (int j = 0; j < GB_MEMBERS; j++) {
         put(w, &h->up[j][l], 4);
         put(w, &h->down[j][l], 4);
         put(w, &h->up_run[j][l], 4);
         put(w, &h->down_run[j][l], 4);
     }
-    for (int i = 0; i < 14; i++)
-        put(w, &rest[i][l], 4);
-    for (int i = 0; i < GB_TAILS; i++)
-        put(w, &h->tail[i][l], 2);
+    for (int i = 0; i < 14; i++) put(w, &rest[i][l], 4);
+    for (int i = 0; i < GB_TAILS; i++) put(w, &h->tail[i][l], 2);
     put(w, &h->flags[l], 4);
 }
 

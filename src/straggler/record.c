@@ -32,8 +32,7 @@ static void put(struct out *o, const void *p, size_t n)
 static uint64_t checksum(const unsigned char *p, size_t n)
 {
     uint64_t h = 0xcbf29ce484222325u;
-    for (size_t i = 0; i < n; i++)
-        h = (h ^ p[i]) * 0x100000001b3u;
+    for (size_t i = 0; i < n; i++) h = (h ^ p[i]) * 0x100000001b3u;
     return h;
 }
 
@@ -76,8 +75,7 @@ int gpubridge_straggler_record_header(const struct gpubridge_straggler_config *c
     put(&o, &given, 4);
     for (int i = 0; i < 2; i++) {
         const int32_t *v = i == 0 ? c->groups : c->classes;
-        for (int32_t r = 0, zero = 0; r < c->ranks; r++)
-            put(&o, v ? &v[r] : &zero, 4);
+        for (int32_t r = 0, zero = 0; r < c->ranks; r++) put(&o, v ? &v[r] : &zero, 4);
     }
     end(&o, written);
     return GPUBRIDGE_OK;
@@ -131,8 +129,8 @@ static int open_frame(const void *bytes, size_t size, uint32_t *type, const unsi
     memcpy(type, p, 4);
     memcpy(&n, p + 4, 4);
     if ((size_t)n > size - FRAME_BYTES)
-        return GB_FAIL(GPUBRIDGE_ERR_INVALID, "straggler: the recording is truncated: a record of %u bytes, %zu left", n,
-                       size - FRAME_BYTES);
+        return GB_FAIL(GPUBRIDGE_ERR_INVALID, "straggler: the recording is truncated: a record of %u bytes, %zu left",
+                       n, size - FRAME_BYTES);
     memcpy(&sum, p + 8 + n, 8);
     if (sum != checksum(p, 8 + (size_t)n))
         return GB_FAIL(GPUBRIDGE_ERR_CHECKSUM, "straggler: a record of the recording is damaged");
@@ -157,7 +155,8 @@ int gpubridge_straggler_replay_open(const void *bytes, size_t size, gpubridge_st
     memcpy(&c.warmup_steps, p + 48, 16);
     memcpy(&given, p + 64, 4);
     if (c.ranks < 1 || c.ranks > GPUBRIDGE_STRAGGLER_MAX_STREAMS || n != 68 + (size_t)c.ranks * 8)
-        return GB_FAIL(GPUBRIDGE_ERR_INVALID, "straggler: the recording's header names %d ranks in %zu bytes", c.ranks, n);
+        return GB_FAIL(GPUBRIDGE_ERR_INVALID, "straggler: the recording's header names %d ranks in %zu bytes", c.ranks,
+                       n);
     int32_t *lists = malloc((size_t)c.ranks * 8);
     if (!lists) return GB_FAIL(GPUBRIDGE_ERR_NO_MEMORY, "straggler: no memory for %d ranks", c.ranks);
     memcpy(lists, p + 68, (size_t)c.ranks * 8);
@@ -174,7 +173,8 @@ static int replay_step(gpubridge_straggler *e, const unsigned char *p, size_t n)
     size_t values = (size_t)e->kinds * (size_t)e->ranks;
     uint32_t parts;
     int64_t step;
-    if (n < 12 + values * 8) return GB_FAIL(GPUBRIDGE_ERR_INVALID, "straggler: a step record of %zu bytes is too short", n);
+    if (n < 12 + values * 8)
+        return GB_FAIL(GPUBRIDGE_ERR_INVALID, "straggler: a step record of %zu bytes is too short", n);
     memcpy(&step, p, 8);
     memcpy(&parts, p + 8, 4);
     size_t present = parts & 1u ? values : 0, last = parts & 2u ? (size_t)e->groups * 4 : 0;
@@ -207,12 +207,23 @@ int gpubridge_straggler_replay_next(gpubridge_straggler *e, const void *bytes, s
     memcpy(&kind, p + 4, 4);
     memcpy(v, p + 8, 24);
     switch (type) {
-    case GPUBRIDGE_STRAGGLER_RECORD_HOLD: GB_TRY(gpubridge_straggler_hold(e, rank, 1)); break;
-    case GPUBRIDGE_STRAGGLER_RECORD_RELEASE: GB_TRY(gpubridge_straggler_hold(e, rank, 0)); break;
-    case GPUBRIDGE_STRAGGLER_RECORD_RESTART: GB_TRY(gpubridge_straggler_restart(e, rank)); break;
-    case GPUBRIDGE_STRAGGLER_RECORD_CLEAR: GB_TRY(gpubridge_straggler_clear(e, rank)); break;
-    case GPUBRIDGE_STRAGGLER_RECORD_GIVEN: GB_TRY(gpubridge_straggler_given(e, rank, kind, v[0], v[1], v[2])); break;
-    default: return GB_FAIL(GPUBRIDGE_ERR_INVALID, "straggler: record type %u is unknown", type);
+    case GPUBRIDGE_STRAGGLER_RECORD_HOLD:
+        GB_TRY(gpubridge_straggler_hold(e, rank, 1));
+        break;
+    case GPUBRIDGE_STRAGGLER_RECORD_RELEASE:
+        GB_TRY(gpubridge_straggler_hold(e, rank, 0));
+        break;
+    case GPUBRIDGE_STRAGGLER_RECORD_RESTART:
+        GB_TRY(gpubridge_straggler_restart(e, rank));
+        break;
+    case GPUBRIDGE_STRAGGLER_RECORD_CLEAR:
+        GB_TRY(gpubridge_straggler_clear(e, rank));
+        break;
+    case GPUBRIDGE_STRAGGLER_RECORD_GIVEN:
+        GB_TRY(gpubridge_straggler_given(e, rank, kind, v[0], v[1], v[2]));
+        break;
+    default:
+        return GB_FAIL(GPUBRIDGE_ERR_INVALID, "straggler: record type %u is unknown", type);
     }
     *used = all;
     return GPUBRIDGE_OK;

@@ -7,19 +7,19 @@
 #include <gpubridge/straggler.h>
 #include <stdalign.h>
 
-#define GB_LANES        8
-#define GB_MEMBERS      6
-#define GB_NARROW       4      /* members 0 ... 3 see the score clipped at 2 */
-#define GB_TAILS        8
-#define GB_BATCH        200    /* steps whose statistics are accepted or dropped together */
-#define GB_LONG         16     /* batches in a long block */
-#define GB_LEVEL_STEPS  32
-#define GB_SCALE_STEPS  64
-#define GB_MEMORY       65536.0 /* steps the baseline remembers */
-#define GB_GROUP_RANKS  4      /* smallest group whose common mode is removed ... */
-#define GB_LEAST_RANKS  3      /* ... as long as so many of it can be compared */
+#define GB_LANES         8
+#define GB_MEMBERS       6
+#define GB_NARROW        4      /* members 0 ... 3 see the score clipped at 2 */
+#define GB_TAILS         8
+#define GB_BATCH         200    /* steps whose statistics are accepted or dropped together */
+#define GB_LONG          16     /* batches in a long block */
+#define GB_LEVEL_STEPS   32
+#define GB_SCALE_STEPS   64
+#define GB_MEMORY        65536.0 /* steps the baseline remembers */
+#define GB_GROUP_RANKS   4      /* smallest group whose common mode is removed ... */
+#define GB_LEAST_RANKS   3      /* ... as long as so many of it can be compared */
 #define GB_MISSING_STEPS 64    /* steps without data after which a stream is unknown */
-#define GB_SKIP_STEPS   2      /* ignored after a hold */
+#define GB_SKIP_STEPS    2      /* ignored after a hold */
 
 /* flags of a hot stream */
 #define GB_DOWN_OLDER 1u       /* the down side's last zero is the older one */
@@ -134,7 +134,8 @@ double gb_gauss_clipped_inverse(double mean);
  * gb_stream_examine. */
 unsigned gb_bank_step(struct gb_hot *h, const double *x, const uint8_t *active, const struct gb_tables *t);
 
-/* peers.c: fills x with residuals less the common mode and the groups' own medians, and clears `active` where it cannot. */
+/* peers.c: fills x with residuals less the common mode and the groups' own medians, and clears `active` where it
+ * cannot. */
 void gb_peers_remove(struct gpubridge_straggler *e, int kind);
 
 /* learn.c */
@@ -142,8 +143,8 @@ void gb_learn_reset(struct gb_hot *h, int lane, struct gb_cold *c);
 void gb_learn_feed(struct gpubridge_straggler *e, struct gb_hot *h, int lane, struct gb_cold *c, double x);
 void gb_learn_batch(const struct gpubridge_straggler *e, struct gb_hot *h, int lane, struct gb_cold *c);
 void gb_learn_refresh(const struct gb_tables *t, struct gb_hot *h, int lane, struct gb_cold *c);
-void gb_learn_given(const struct gb_tables *t, struct gb_hot *h, int lane, struct gb_cold *c, double level, double noise,
-                    double correlation);
+void gb_learn_given(const struct gb_tables *t, struct gb_hot *h, int lane, struct gb_cold *c, double level,
+                    double noise, double correlation);
 void gb_bank_zero(struct gb_hot *h, int lane, int member);
 double gb_detectable(const struct gb_tables *t, const struct gb_hot *h, int lane, const struct gb_cold *c, double steps,
                      double z);

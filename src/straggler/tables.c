@@ -12,17 +12,29 @@ static const double shares[GB_MEMBERS] = {0.40, 0.26, 0.20, 0.12, 0.05, 0.05};
 static const double gross_share = 0.03, count_share = 0.03;
 
 /* Mean of a standard normal clipped at 2 after a shift of 0, 0.25, ... 4. */
-static const double clipped_mean[17] = {
-    0.0,            0.238060794047, 0.472697343417, 0.7003123453,   0.917066683729, 1.118986798797,
-    1.302261923517, 1.463676332639, 1.601064864857, 1.713657594178, 1.802204136811, 1.86883328049,
-    1.916684582874, 1.949413145281, 1.970693209492, 1.98382620642,  1.99150929754};
+static const double clipped_mean[17] = {0.0,
+                                        0.238060794047,
+                                        0.472697343417,
+                                        0.7003123453,
+                                        0.917066683729,
+                                        1.118986798797,
+                                        1.302261923517,
+                                        1.463676332639,
+                                        1.601064864857,
+                                        1.713657594178,
+                                        1.802204136811,
+                                        1.86883328049,
+                                        1.916684582874,
+                                        1.949413145281,
+                                        1.970693209492,
+                                        1.98382620642,
+                                        1.99150929754};
 
 /* X > 0 with e^X - X - 1 = target; e^X grows fast, so Newton on the logarithm converges from above. */
 static double solve_exponent(double target)
 {
     double x = gb_log(target + 1.0) + 1.0;
-    for (int i = 0; i < 60; i++)
-        x = gb_log(target + 1.0 + x);
+    for (int i = 0; i < 60; i++) x = gb_log(target + 1.0 + x);
     return x;
 }
 

@@ -190,8 +190,7 @@ void gb_stream_count_alarm(struct gpubridge_straggler *e, int rank)
 
 static void zero_scores(struct gb_hot *h, int lane)
 {
-    for (int j = 0; j < GB_MEMBERS; j++)
-        gb_bank_zero(h, lane, j);
+    for (int j = 0; j < GB_MEMBERS; j++) gb_bank_zero(h, lane, j);
     h->older_count[lane] = h->older_sum[lane] = h->newer_count[lane] = h->newer_sum[lane] = 0.0f;
     h->prev[lane] = 0.0f;
 }
@@ -254,5 +253,5 @@ int gb_stream_state(const struct gpubridge_straggler *e, int kind, int index)
     const struct gb_hot *h = gb_hot_of(e, kind, index);
     if (h->flags[index % GB_LANES] >> GB_SLOW_SHIFT == 0) return GPUBRIDGE_STRAGGLER_LEARN;
     return gb_score_ratio(h, index % GB_LANES, c, &member, &slower) >= 0.5 ? GPUBRIDGE_STRAGGLER_SUSPECT
-                                                                            : GPUBRIDGE_STRAGGLER_HEALTHY;
+                                                                           : GPUBRIDGE_STRAGGLER_HEALTHY;
 }

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  * The false-alarm counter: feeds simulated healthy noise to the straggler engine, all rules on, and counts alarms.
- * One shard per run, one JSON line on stdout; tests/calibration/run.py starts many.  After an alarm the rank restarts and learns
- * anew (or, with given noise, its scores are zeroed).  */
+ * One shard per run, one JSON line on stdout; tests/calibration/run.py starts many.  After an alarm the rank restarts
+ * and learns anew (or, with given noise, its scores are zeroed).  */
 #include "noise.h"
 
 #include "base/err.h"
@@ -46,18 +46,30 @@ static int parse(int argc, char **argv, struct options *o)
         char *v = strchr(argv[i], '=');
         if (!v) return -1;
         *v++ = 0;
-        if (!strcmp(argv[i], "family")) o->family = noise_find(v);
-        else if (!strcmp(argv[i], "ranks")) o->ranks = atoi(v);
-        else if (!strcmp(argv[i], "steps")) o->steps = atof(v);
-        else if (!strcmp(argv[i], "run_length")) o->run_length = atof(v);
-        else if (!strcmp(argv[i], "seed")) o->seed = strtoull(v, NULL, 10);
-        else if (!strcmp(argv[i], "peers")) o->peers = atoi(v);
-        else if (!strcmp(argv[i], "given")) o->given = atoi(v);
-        else if (!strcmp(argv[i], "wander")) o->wander = atof(v);
-        else if (!strcmp(argv[i], "share")) o->share = atof(v);
-        else if (!strcmp(argv[i], "cycle")) o->cycle = atof(v);
-        else if (!strcmp(argv[i], "progress")) o->progress = atoi(v);
-        else return -1;
+        if (!strcmp(argv[i], "family"))
+            o->family = noise_find(v);
+        else if (!strcmp(argv[i], "ranks"))
+            o->ranks = atoi(v);
+        else if (!strcmp(argv[i], "steps"))
+            o->steps = atof(v);
+        else if (!strcmp(argv[i], "run_length"))
+            o->run_length = atof(v);
+        else if (!strcmp(argv[i], "seed"))
+            o->seed = strtoull(v, NULL, 10);
+        else if (!strcmp(argv[i], "peers"))
+            o->peers = atoi(v);
+        else if (!strcmp(argv[i], "given"))
+            o->given = atoi(v);
+        else if (!strcmp(argv[i], "wander"))
+            o->wander = atof(v);
+        else if (!strcmp(argv[i], "share"))
+            o->share = atof(v);
+        else if (!strcmp(argv[i], "cycle"))
+            o->cycle = atof(v);
+        else if (!strcmp(argv[i], "progress"))
+            o->progress = atoi(v);
+        else
+            return -1;
     }
     return o->family < 0 || o->ranks < GROUP || o->ranks % GROUP ? -1 : 0;
 }
@@ -66,11 +78,14 @@ static gpubridge_straggler *make_engine(const struct options *o)
 {
     int32_t *groups = malloc((size_t)o->ranks * sizeof *groups);
     if (!groups) die("no memory");
-    for (int r = 0; r < o->ranks; r++)
-        groups[r] = r / GROUP;
-    struct gpubridge_straggler_config c = {.struct_size = sizeof c, .ranks = o->ranks, .groups = groups,
-                                           .alarms = o->ranks, .days = o->run_length / 86400.0,
-                                           .steps_per_second = 1.0, .use_peers = o->peers};
+    for (int r = 0; r < o->ranks; r++) groups[r] = r / GROUP;
+    struct gpubridge_straggler_config c = {.struct_size = sizeof c,
+                                           .ranks = o->ranks,
+                                           .groups = groups,
+                                           .alarms = o->ranks,
+                                           .days = o->run_length / 86400.0,
+                                           .steps_per_second = 1.0,
+                                           .use_peers = o->peers};
     gpubridge_straggler *e;
     if (gpubridge_straggler_create(&c, &e)) die("create");
     free(groups);
@@ -115,8 +130,7 @@ static void find_last(const double *seconds, int ranks, int32_t *last)
 {
     for (int g = 0; g * GROUP < ranks; g++) {
         int best = g * GROUP;
-        for (int r = best + 1; r < (g + 1) * GROUP; r++)
-            best = seconds[r] > seconds[best] ? r : best;
+        for (int r = best + 1; r < (g + 1) * GROUP; r++) best = seconds[r] > seconds[best] ? r : best;
         last[g] = best;
     }
 }
@@ -127,8 +141,9 @@ int main(int argc, char **argv)
     struct noise n;
     struct tally t = {0};
     if (parse(argc, argv, &o)) {
-        fprintf(stderr, "usage: count family=NAME ranks=N steps=N run_length=N seed=N peers=-1|0 given=0|1 wander=STEPS "
-                        "share=X cycle=STEPS progress=0|1\n");
+        fprintf(stderr,
+                "usage: count family=NAME ranks=N steps=N run_length=N seed=N peers=-1|0 given=0|1 wander=STEPS "
+                "share=X cycle=STEPS progress=0|1\n");
         return 2;
     }
     gpubridge_straggler *e = make_engine(&o);
@@ -141,8 +156,7 @@ int main(int argc, char **argv)
     for (int64_t s = 0; (double)s < o.steps; s++) {
         if (o.cycle > 0.0 && s > 0 && s % (int64_t)o.cycle == 0) {
             if (gpubridge_straggler_restart(e, -1)) die("restart");
-            for (int r = 0; r < o.ranks; r++)
-                noise_restart(&n, r);
+            for (int r = 0; r < o.ranks; r++) noise_restart(&n, r);
             t.restarts += o.ranks;
         }
         noise_step(&n, seconds);
@@ -152,14 +166,16 @@ int main(int argc, char **argv)
         t.stream_steps += o.ranks;
     }
     double wall = now() - start;
-    printf("{\"tool\": \"count\", \"family\": \"%s\", \"seed\": %llu, \"ranks\": %d, \"steps\": %.0f, \"run_length\": %.6g, "
-           "\"peers\": %d, \"given\": %d, \"wander_steps\": %.0f, \"share\": %.3f, \"cycle\": %.0f, \"stream_steps\": %.0f, "
+    printf("{\"tool\": \"count\", \"family\": \"%s\", \"seed\": %llu, \"ranks\": %d, \"steps\": %.0f, \"run_length\": "
+           "%.6g, "
+           "\"peers\": %d, \"given\": %d, \"wander_steps\": %.0f, \"share\": %.3f, \"cycle\": %.0f, \"stream_steps\": "
+           "%.0f, "
            "\"expected\": %.4f, \"alarms\": %ld, \"slower\": %ld, \"gross\": %ld, \"count\": %ld, "
            "\"members\": [%ld, %ld, %ld, %ld, %ld, %ld], \"young\": %ld, \"everybody\": %ld, \"learned_anew\": %ld, "
            "\"ns_per_stream_step\": %.2f}\n",
            noise_name(o.family), (unsigned long long)o.seed, o.ranks, o.steps, o.run_length, o.peers, o.given, o.wander,
-           o.share, o.cycle, t.stream_steps, t.stream_steps / o.run_length, t.alarms, t.slower, t.gross, t.count, t.member[0],
-           t.member[1], t.member[2], t.member[3], t.member[4], t.member[5], t.young, t.everybody,
+           o.share, o.cycle, t.stream_steps, t.stream_steps / o.run_length, t.alarms, t.slower, t.gross, t.count,
+           t.member[0], t.member[1], t.member[2], t.member[3], t.member[4], t.member[5], t.young, t.everybody,
            o.given ? 0 : (long)o.ranks + t.restarts, wall * 1e9 / t.stream_steps);
     noise_fini(&n);
     free(seconds);

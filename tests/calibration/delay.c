@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
- * Detection delays: injects a slowdown into every rank at one step and records how many steps the straggler engine takes
- * to confirm it, with the intervals it states then.  One JSON line on stdout; see tests/calibration/run.py.  */
+ * Detection delays: injects a slowdown into every rank at one step and records how many steps the straggler engine
+ * takes to confirm it, with the intervals it states then.  One JSON line on stdout; see tests/calibration/run.py.  */
 #include "base/err.h"
 #include "noise.h"
 
@@ -33,28 +33,44 @@ static void die(const char *what)
 
 static int parse(int argc, char **argv, struct options *o)
 {
-    *o = (struct options){.ranks = 2048, .run_length = 25e6, .seed = 1, .peers = -1, .wander = 200.0, .shift = 0.02,
-                          .horizon = 100000.0};
+    *o = (struct options){
+        .ranks = 2048, .run_length = 25e6, .seed = 1, .peers = -1, .wander = 200.0, .shift = 0.02, .horizon = 100000.0};
     for (int i = 1; i < argc; i++) {
         char *v = strchr(argv[i], '=');
         if (!v) return -1;
         *v++ = 0;
-        if (!strcmp(argv[i], "family")) o->family = noise_find(v);
-        else if (!strcmp(argv[i], "ranks")) o->ranks = atoi(v);
-        else if (!strcmp(argv[i], "run_length")) o->run_length = atof(v);
-        else if (!strcmp(argv[i], "seed")) o->seed = strtoull(v, NULL, 10);
-        else if (!strcmp(argv[i], "peers")) o->peers = atoi(v);
-        else if (!strcmp(argv[i], "given")) o->given = atoi(v);
-        else if (!strcmp(argv[i], "learn")) o->learn = atof(v);
-        else if (!strcmp(argv[i], "random")) o->random_onset = atoi(v);
-        else if (!strcmp(argv[i], "one")) o->one_of_group = atoi(v);
-        else if (!strcmp(argv[i], "samples")) o->samples = atoi(v);
-        else if (!strcmp(argv[i], "detectable")) o->mdc = atoi(v);
-        else if (!strcmp(argv[i], "shift")) o->shift = atof(v);
-        else if (!strcmp(argv[i], "wander")) o->wander = atof(v);
-        else if (!strcmp(argv[i], "share")) o->share = atof(v);
-        else if (!strcmp(argv[i], "horizon")) o->horizon = atof(v);
-        else return -1;
+        if (!strcmp(argv[i], "family"))
+            o->family = noise_find(v);
+        else if (!strcmp(argv[i], "ranks"))
+            o->ranks = atoi(v);
+        else if (!strcmp(argv[i], "run_length"))
+            o->run_length = atof(v);
+        else if (!strcmp(argv[i], "seed"))
+            o->seed = strtoull(v, NULL, 10);
+        else if (!strcmp(argv[i], "peers"))
+            o->peers = atoi(v);
+        else if (!strcmp(argv[i], "given"))
+            o->given = atoi(v);
+        else if (!strcmp(argv[i], "learn"))
+            o->learn = atof(v);
+        else if (!strcmp(argv[i], "random"))
+            o->random_onset = atoi(v);
+        else if (!strcmp(argv[i], "one"))
+            o->one_of_group = atoi(v);
+        else if (!strcmp(argv[i], "samples"))
+            o->samples = atoi(v);
+        else if (!strcmp(argv[i], "detectable"))
+            o->mdc = atoi(v);
+        else if (!strcmp(argv[i], "shift"))
+            o->shift = atof(v);
+        else if (!strcmp(argv[i], "wander"))
+            o->wander = atof(v);
+        else if (!strcmp(argv[i], "share"))
+            o->share = atof(v);
+        else if (!strcmp(argv[i], "horizon"))
+            o->horizon = atof(v);
+        else
+            return -1;
     }
     return o->family < 0 || o->ranks < GROUP || o->ranks % GROUP ? -1 : 0;
 }
@@ -63,11 +79,14 @@ static gpubridge_straggler *make_engine(const struct options *o)
 {
     int32_t *groups = malloc((size_t)o->ranks * sizeof *groups);
     if (!groups) die("no memory");
-    for (int r = 0; r < o->ranks; r++)
-        groups[r] = r / GROUP;
-    struct gpubridge_straggler_config c = {.struct_size = sizeof c, .ranks = o->ranks, .groups = groups,
-                                           .alarms = o->ranks, .days = o->run_length / 86400.0,
-                                           .steps_per_second = 1.0, .use_peers = o->peers};
+    for (int r = 0; r < o->ranks; r++) groups[r] = r / GROUP;
+    struct gpubridge_straggler_config c = {.struct_size = sizeof c,
+                                           .ranks = o->ranks,
+                                           .groups = groups,
+                                           .alarms = o->ranks,
+                                           .days = o->run_length / 86400.0,
+                                           .steps_per_second = 1.0,
+                                           .use_peers = o->peers};
     gpubridge_straggler *e;
     if (gpubridge_straggler_create(&c, &e)) die("create");
     free(groups);
@@ -77,14 +96,16 @@ static gpubridge_straggler *make_engine(const struct options *o)
     return e;
 }
 
-static int injected(const struct options *o, int rank) { return !o->one_of_group || rank % GROUP == 3; }
+static int injected(const struct options *o, int rank)
+{
+    return !o->one_of_group || rank % GROUP == 3;
+}
 
 static void find_last(const double *seconds, int ranks, int32_t *last)
 {
     for (int g = 0; g * GROUP < ranks; g++) {
         int best = g * GROUP;
-        for (int r = best + 1; r < (g + 1) * GROUP; r++)
-            best = seconds[r] > seconds[best] ? r : best;
+        for (int r = best + 1; r < (g + 1) * GROUP; r++) best = seconds[r] > seconds[best] ? r : best;
         last[g] = best;
     }
 }
@@ -119,13 +140,17 @@ static int by_delay(const void *a, const void *b)
     return (x > y) - (x < y);
 }
 
-static double at(const double *sorted, int n, double p) { return n ? sorted[(int)(p * (double)(n - 1) + 0.5)] : -1.0; }
+static double at(const double *sorted, int n, double p)
+{
+    return n ? sorted[(int)(p * (double)(n - 1) + 0.5)] : -1.0;
+}
 
 static void print(const struct options *o, const struct outcome *out, double learned)
 {
     double *d = malloc((size_t)o->ranks * sizeof *d), *w = malloc((size_t)o->ranks * sizeof *w);
     double *ow = malloc((size_t)o->ranks * sizeof *ow), sum = 0.0, shifts = 0.0;
-    int n = 0, early = 0, lost = 0, wrong = 0, size = 0, onset = 0, within = 0, tried = 0, members[6] = {0}, gross = 0, counts = 0;
+    int n = 0, early = 0, lost = 0, wrong = 0, size = 0, onset = 0, within = 0, tried = 0, members[6] = {0}, gross = 0,
+        counts = 0;
     if (!d || !w || !ow) die("no memory");
     for (int r = 0; r < o->ranks; r++) {
         if (!injected(o, r)) continue;
@@ -153,21 +178,23 @@ static void print(const struct options *o, const struct outcome *out, double lea
     qsort(d, (size_t)n, sizeof *d, by_delay);
     qsort(w, (size_t)n, sizeof *w, by_delay);
     qsort(ow, (size_t)n, sizeof *ow, by_delay);
-    printf("{\"tool\": \"delay\", \"family\": \"%s\", \"seed\": %llu, \"shift\": %.5f, \"run_length\": %.6g, \"given\": %d, "
-           "\"learn\": %.0f, \"learned\": %.0f, \"random_onset\": %d, \"peers\": %d, \"share\": %.3f, \"one_of_group\": %d, "
-           "\"wander_steps\": %.0f, \"injected\": %d, \"alarm_before\": %d, \"found\": %d, \"not_found\": %d, \"mean\": %.2f, "
+    printf("{\"tool\": \"delay\", \"family\": \"%s\", \"seed\": %llu, \"shift\": %.5f, \"run_length\": %.6g, "
+           "\"given\": %d, "
+           "\"learn\": %.0f, \"learned\": %.0f, \"random_onset\": %d, \"peers\": %d, \"share\": %.3f, "
+           "\"one_of_group\": %d, "
+           "\"wander_steps\": %.0f, \"injected\": %d, \"alarm_before\": %d, \"found\": %d, \"not_found\": %d, "
+           "\"mean\": %.2f, "
            "\"p50\": %.0f, \"p95\": %.0f, \"p99\": %.0f, \"max\": %.0f, \"wrong_side\": %d, \"within_200\": %.4f, "
            "\"size_coverage\": %.4f, \"size_width_p50\": %.5f, \"onset_coverage\": %.4f, \"onset_width_p50\": %.0f, "
            "\"members\": [%d, %d, %d, %d, %d, %d], \"gross\": %d, \"count\": %d",
            noise_name(o->family), (unsigned long long)o->seed, tried ? shifts / tried : 0.0, o->run_length, o->given,
-           o->learn, learned, o->random_onset, o->peers, o->share, o->one_of_group, o->wander, tried, early, n, lost, sum * f,
-           at(d, n, 0.5), at(d, n, 0.95), at(d, n, 0.99), at(d, n, 1.0), wrong, tried ? (double)within / tried : 0.0,
-           size * f, at(w, n, 0.5), onset * f, at(ow, n, 0.5), members[0], members[1], members[2], members[3], members[4],
-           members[5], gross, counts);
+           o->learn, learned, o->random_onset, o->peers, o->share, o->one_of_group, o->wander, tried, early, n, lost,
+           sum * f, at(d, n, 0.5), at(d, n, 0.95), at(d, n, 0.99), at(d, n, 1.0), wrong,
+           tried ? (double)within / tried : 0.0, size * f, at(w, n, 0.5), onset * f, at(ow, n, 0.5), members[0],
+           members[1], members[2], members[3], members[4], members[5], gross, counts);
     if (o->samples) {
         printf(", \"delays\": [");
-        for (int i = 0; i < n; i++)
-            printf("%s%.0f", i ? ", " : "", d[i]);
+        for (int i = 0; i < n; i++) printf("%s%.0f", i ? ", " : "", d[i]);
         printf("]");
     }
     printf("}\n");
@@ -228,8 +255,7 @@ int main(int argc, char **argv)
         take(e, onset, out);
         if (s % 64) continue;
         left = 0;
-        for (int r = 0; r < o.ranks; r++)
-            left += injected(&o, r) && !out[r].early && !out[r].found;
+        for (int r = 0; r < o.ranks; r++) left += injected(&o, r) && !out[r].early && !out[r].found;
     }
     print(&o, out, learned);
     noise_fini(&n);

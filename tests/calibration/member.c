@@ -30,18 +30,18 @@ static int by_value(const void *a, const void *b)
 /* Log times; for the drifting family less the mean of the seven peers, which no single stream could do without. */
 static void to_log(int family, double *t, int ranks)
 {
-    for (int r = 0; r < ranks; r++)
-        t[r] = gb_log(t[r]);
+    for (int r = 0; r < ranks; r++) t[r] = gb_log(t[r]);
     for (int g = 0; family == NOISE_DRIFT && g < ranks; g += 8) {
         double sum = 0.0;
-        for (int r = g; r < g + 8; r++)
-            sum += t[r];
-        for (int r = g; r < g + 8; r++)
-            t[r] -= (sum - t[r]) / 7.0;
+        for (int r = g; r < g + 8; r++) sum += t[r];
+        for (int r = g; r < g + 8; r++) t[r] -= (sum - t[r]) / 7.0;
     }
 }
 
-static double clipped(double z) { return z > 2.0 ? 2.0 : z < -2.0 ? -2.0 : z; }
+static double clipped(double z)
+{
+    return z > 2.0 ? 2.0 : z < -2.0 ? -2.0 : z;
+}
 
 /* Median, MAD, mean and long-run deviation of the clipped score from a large sample of one rank after another. */
 static struct scale measure(int family, double wander, uint64_t seed)
@@ -56,19 +56,16 @@ static struct scale measure(int family, double wander, uint64_t seed)
     for (int i = 0; i < per; i++) {
         noise_step(&n, t);
         to_log(family, t, ranks);
-        for (int r = 0; r < ranks; r++)
-            x[r * per + i] = t[r];
+        for (int r = 0; r < ranks; r++) x[r * per + i] = t[r];
     }
     memcpy(d, x, sizeof *x * SAMPLE);
     qsort(d, SAMPLE, sizeof *d, by_value);
     s.location = d[SAMPLE / 2];
-    for (int i = 0; i < SAMPLE; i++)
-        d[i] = fabs(x[i] - s.location);
+    for (int i = 0; i < SAMPLE; i++) d[i] = fabs(x[i] - s.location);
     qsort(d, SAMPLE, sizeof *d, by_value);
     s.spread = 1.4826 * d[SAMPLE / 2];
     double sum = 0.0, block = 0.0, total = 0.0;
-    for (int i = 0; i < SAMPLE; i++)
-        sum += clipped((x[i] - s.location) / s.spread);
+    for (int i = 0; i < SAMPLE; i++) sum += clipped((x[i] - s.location) / s.spread);
     s.mean = sum / SAMPLE;
     for (int i = 0; i < SAMPLE; i++) {
         block += clipped((x[i] - s.location) / s.spread) - s.mean;
@@ -96,8 +93,7 @@ static void find_peaks(int family, double wander, uint64_t seed, const struct sc
     for (double done = 0.0; done < steps; done += RANKS) {
         noise_step(&n, t);
         to_log(family, t, RANKS);
-        for (int r = 0; r < RANKS; r++)
-            t[r] = (clipped((t[r] - s->location) / s->spread) - s->mean) / s->omega;
+        for (int r = 0; r < RANKS; r++) t[r] = (clipped((t[r] - s->location) / s->spread) - s->mean) / s->omega;
         for (int j = 0; j < MEMBERS; j++) {
             double *up = c[0][j], *peak = top[0][j];
             for (int r = 0; r < RANKS; r++) {
@@ -140,8 +136,7 @@ static double mean_delay(int family, double wander, uint64_t seed, const struct 
         noise_step(&n, t);
     for (int step = 1; left && step < 400000; step++) {
         noise_step(&n, t);
-        for (int r = 3; r < ranks; r += 8)
-            t[r] *= 1.0 + shift;
+        for (int r = 3; r < ranks; r += 8) t[r] *= 1.0 + shift;
         to_log(family, t, ranks);
         for (int r = 3; r < ranks; r += 8) {
             if (c[r] < 0.0) continue;
@@ -168,13 +163,20 @@ int main(int argc, char **argv)
     for (int i = 1; i < argc; i++) {
         char *v = strchr(argv[i], '=');
         if (v) *v++ = 0;
-        if (v && !strcmp(argv[i], "family")) family = noise_find(v);
-        else if (v && !strcmp(argv[i], "shift")) shift = atof(v);
-        else if (v && !strcmp(argv[i], "run_length")) run = atof(v);
-        else if (v && !strcmp(argv[i], "steps")) steps = atof(v);
-        else if (v && !strcmp(argv[i], "wander")) wander = atof(v);
-        else if (v && !strcmp(argv[i], "seed")) seed = strtoull(v, NULL, 10);
-        else family = -1;
+        if (v && !strcmp(argv[i], "family"))
+            family = noise_find(v);
+        else if (v && !strcmp(argv[i], "shift"))
+            shift = atof(v);
+        else if (v && !strcmp(argv[i], "run_length"))
+            run = atof(v);
+        else if (v && !strcmp(argv[i], "steps"))
+            steps = atof(v);
+        else if (v && !strcmp(argv[i], "wander"))
+            wander = atof(v);
+        else if (v && !strcmp(argv[i], "seed"))
+            seed = strtoull(v, NULL, 10);
+        else
+            family = -1;
     }
     if (family < 0) {
         fprintf(stderr, "usage: member family= shift= run_length= steps= seed= wander=\n");
@@ -189,10 +191,12 @@ int main(int argc, char **argv)
         delay[j] = mean_delay(family, wander, seed + 2, &s, j, h[j], shift, 32768);
         if (delay[j] < delay[best]) best = j;
     }
-    printf("{\"tool\": \"member\", \"family\": \"%s\", \"shift\": %g, \"run_length\": %g, \"steps\": %g, \"seed\": %llu, "
-           "\"wander_steps\": %g, \"spread\": %.5f, \"omega\": %.5f, \"thresholds\": [%.3f, %.3f, %.3f, %.3f], \"delays\": "
-           "[%.1f, %.1f, %.1f, %.1f], \"best\": %.2f, \"member\": %d}\n",
-           noise_name(family), shift, run, steps, (unsigned long long)seed, wander, s.spread, s.omega, h[0], h[1], h[2], h[3],
-           delay[0], delay[1], delay[2], delay[3], delay[best], best);
+    printf(
+        "{\"tool\": \"member\", \"family\": \"%s\", \"shift\": %g, \"run_length\": %g, \"steps\": %g, \"seed\": %llu, "
+        "\"wander_steps\": %g, \"spread\": %.5f, \"omega\": %.5f, \"thresholds\": [%.3f, %.3f, %.3f, %.3f], "
+        "\"delays\": "
+        "[%.1f, %.1f, %.1f, %.1f], \"best\": %.2f, \"member\": %d}\n",
+        noise_name(family), shift, run, steps, (unsigned long long)seed, wander, s.spread, s.omega, h[0], h[1], h[2],
+        h[3], delay[0], delay[1], delay[2], delay[3], delay[best], best);
     return 0;
 }

@@ -9,8 +9,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-static const char *const names[NOISE_FAMILY_COUNT] = {"gaussian", "lognormal", "t3", "stalls", "ar0.05", "ar0.1",
-                                                      "ar0.3", "ar0.66", "drift", "wander", "settling"};
+static const char *const names[NOISE_FAMILY_COUNT] = {"gaussian", "lognormal", "t3",    "stalls", "ar0.05",  "ar0.1",
+                                                      "ar0.3",    "ar0.66",    "drift", "wander", "settling"};
 
 #define LAYERS 256
 static const double tail_start = 3.6541528853610088, layer_area = 0.00492867323399;
@@ -28,11 +28,13 @@ static void fill_layers(void)
         layer_x[i] = x;
     }
     layer_x[LAYERS] = 0.0;
-    for (int i = 0; i <= LAYERS; i++)
-        layer_f[i] = exp(-0.5 * layer_x[i] * layer_x[i]);
+    for (int i = 0; i <= LAYERS; i++) layer_f[i] = exp(-0.5 * layer_x[i] * layer_x[i]);
 }
 
-static inline uint64_t rotl(uint64_t x, int k) { return (x << k) | (x >> (64 - k)); }
+static inline uint64_t rotl(uint64_t x, int k)
+{
+    return (x << k) | (x >> (64 - k));
+}
 
 static inline uint64_t draw(struct noise *n)
 {
@@ -46,7 +48,10 @@ static inline uint64_t draw(struct noise *n)
     return r;
 }
 
-double noise_uniform(struct noise *n) { return ((double)(draw(n) >> 12) + 0.5) * 0x1p-52; }
+double noise_uniform(struct noise *n)
+{
+    return ((double)(draw(n) >> 12) + 0.5) * 0x1p-52;
+}
 
 static double draw_tail(struct noise *n)
 {
@@ -70,7 +75,10 @@ double noise_normal(struct noise *n)
     }
 }
 
-const char *noise_name(int family) { return family >= 0 && family < NOISE_FAMILY_COUNT ? names[family] : "?"; }
+const char *noise_name(int family)
+{
+    return family >= 0 && family < NOISE_FAMILY_COUNT ? names[family] : "?";
+}
 
 int noise_find(const char *name)
 {
@@ -115,7 +123,10 @@ void noise_fini(struct noise *n)
     n->age = NULL;
 }
 
-void noise_restart(struct noise *n, int rank) { n->age[rank] = 0; }
+void noise_restart(struct noise *n, int rank)
+{
+    n->age[rank] = 0;
+}
 
 /* Student t with 3 degrees of freedom and unit variance: normal over the root of a chi-squared, in batches. */
 static void fill_t3(struct noise *n, double *x)
@@ -128,16 +139,14 @@ static void fill_t3(struct noise *n, double *x)
             h[i] = noise_normal(n);
             u[i] = noise_uniform(n);
         }
-        for (int i = 0; i < m; i++)
-            x[r + i] = x[r + i] / sqrt(h[i] * h[i] - 2.0 * gb_log(u[i]));
+        for (int i = 0; i < m; i++) x[r + i] = x[r + i] / sqrt(h[i] * h[i] - 2.0 * gb_log(u[i]));
     }
 }
 
 static void fill_autoregressive(struct noise *n, double phi, double *x)
 {
     double innovation = sqrt(1.0 - phi * phi);
-    for (int r = 0; r < n->ranks; r++)
-        x[r] = n->state[r] = phi * n->state[r] + innovation * noise_normal(n);
+    for (int r = 0; r < n->ranks; r++) x[r] = n->state[r] = phi * n->state[r] + innovation * noise_normal(n);
 }
 
 static void fill_stalls(struct noise *n, double *x)
@@ -166,12 +175,18 @@ static void fill_standard(struct noise *n, double *x)
 {
     static const double phi[] = {0.05, 0.1, 0.3, 0.66};
     switch (n->family) {
-    case NOISE_T3: fill_t3(n, x); break;
-    case NOISE_STALLS: fill_stalls(n, x); break;
+    case NOISE_T3:
+        fill_t3(n, x);
+        break;
+    case NOISE_STALLS:
+        fill_stalls(n, x);
+        break;
     case NOISE_AR05:
     case NOISE_AR10:
     case NOISE_AR30:
-    case NOISE_AR66: fill_autoregressive(n, phi[n->family - NOISE_AR05], x); break;
+    case NOISE_AR66:
+        fill_autoregressive(n, phi[n->family - NOISE_AR05], x);
+        break;
     default:
         for (int r = 0; r < n->ranks; r++) x[r] = noise_normal(n);
         break;
@@ -192,21 +207,23 @@ void noise_step(struct noise *n, double *seconds)
     fill_standard(n, seconds);
     if (n->share > 0.0) mix_common(n, seconds);
     if (n->family == NOISE_DRIFT) move_drift(n);
-    if (n->family == NOISE_GAUSSIAN || n->family == NOISE_STALLS || (n->family >= NOISE_AR05 && n->family <= NOISE_AR66)) {
+    if (n->family == NOISE_GAUSSIAN || n->family == NOISE_STALLS ||
+        (n->family >= NOISE_AR05 && n->family <= NOISE_AR66)) {
         for (int r = 0; r < n->ranks; r++)
             seconds[r] = 1.0 + n->sd * seconds[r] < 0.05 ? 0.05 : 1.0 + n->sd * seconds[r];
         return;
     }
     if (n->family == NOISE_LOGNORMAL || n->family == NOISE_T3) {
-        for (int r = 0; r < n->ranks; r++)
-            seconds[r] = gb_exp(n->sd * seconds[r]);
+        for (int r = 0; r < n->ranks; r++) seconds[r] = gb_exp(n->sd * seconds[r]);
         return;
     }
     double decay = exp(-1.0 / n->wander_steps), kick = sqrt(1.0 - decay * decay);
     for (int r = 0; r < n->ranks; r++) {
         double y = n->sd * seconds[r];
         switch (n->family) {
-        case NOISE_DRIFT: seconds[r] = (1.0 + y) * (1.0 + n->common[r / n->group]); break;
+        case NOISE_DRIFT:
+            seconds[r] = (1.0 + y) * (1.0 + n->common[r / n->group]);
+            break;
         case NOISE_WANDER:
             n->state[r] = decay * n->state[r] + kick * noise_normal(n);
             seconds[r] = 1.0 + y + 0.001 * n->state[r];
@@ -216,7 +233,9 @@ void noise_step(struct noise *n, double *seconds)
             seconds[r] = 1.0 + y + (left > 0.0 ? 0.0035 * left : 0.0);
             break;
         }
-        default: seconds[r] = 1.0 + y; break;
+        default:
+            seconds[r] = 1.0 + y;
+            break;
         }
         n->age[r]++;
         if (seconds[r] < 0.05) seconds[r] = 0.05;

@@ -58,18 +58,34 @@ def compile_tools(folder: Path) -> dict[str, str]:
     flags = "-std=c17 -O2 -march=native -D_GNU_SOURCE -DGB_NO_CLONES -ffp-contract=off -Iinclude -Isrc".split()
     if "clang" in compiler:
         flags.append("-mprefer-vector-width=512")
-    sources = sorted(str(p) for p in (ROOT / "src/straggler").glob("*.c")) + ["src/base/err.c", "tests/calibration/noise.c"]
+    sources = sorted(str(p) for p in (ROOT / "src/straggler").glob("*.c")) + [
+        "src/base/err.c",
+        "tests/calibration/noise.c",
+    ]
     folder.mkdir(parents=True, exist_ok=True)
     for tool in TOOLS:
-        subprocess.run([compiler, *flags, *sources, f"tests/calibration/{tool}.c", "-lm", "-o", str(folder / tool)], cwd=ROOT, check=True)
+        subprocess.run(
+            [compiler, *flags, *sources, f"tests/calibration/{tool}.c", "-lm", "-o", str(folder / tool)],
+            cwd=ROOT,
+            check=True,
+        )
     version = subprocess.run([compiler, "--version"], capture_output=True, text=True, check=True).stdout.splitlines()[0]
     return {"compiler": version, "flags": " ".join(flags)}
 
 
 def machine() -> dict[str, Any]:
     """Where the figures were made."""
-    model = next((line.split(":", 1)[1].strip() for line in Path("/proc/cpuinfo").read_text().splitlines() if "model name" in line), "?")
-    commit = subprocess.run(["git", "rev-parse", "HEAD"], cwd=ROOT, capture_output=True, text=True, check=False).stdout.strip()
+    model = next(
+        (
+            line.split(":", 1)[1].strip()
+            for line in Path("/proc/cpuinfo").read_text().splitlines()
+            if "model name" in line
+        ),
+        "?",
+    )
+    commit = subprocess.run(
+        ["git", "rev-parse", "HEAD"], cwd=ROOT, capture_output=True, text=True, check=False
+    ).stdout.strip()
     return {"cpu": model, "cpus": os.cpu_count(), "kernel": platform.release(), "commit": commit}
 
 
@@ -86,7 +102,9 @@ def done_commands(out: Path, names: set[str]) -> set[str]:
 def run_task(task: Task, binaries: Path, where: dict[str, Any]) -> dict[str, Any]:
     """Runs one program at low priority."""
     begun = time.time()
-    done = subprocess.run(["nice", "-n", "19", str(binaries / task.tool), *task.args], capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        ["nice", "-n", "19", str(binaries / task.tool), *task.args], capture_output=True, text=True, check=False
+    )
     if done.returncode != 0:
         raise RuntimeError(f"{task.command}: exit {done.returncode}: {done.stderr[-500:]}")
     result: dict[str, Any] = json.loads(done.stdout)

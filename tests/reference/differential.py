@@ -73,10 +73,23 @@ class Job:
         self.max_hold = rng.choice((20, 2000))
         self.min_slowdown = rng.choice((0.0025, 0.0001, 0.02))
         gamma = 30.0 * 86400.0 * 1.0 * (float(self.ranks) * float(self.kinds)) / self.alarms
-        self.reference = Reference(self.ranks, self.kinds, self.groups, gamma, self.min_slowdown, self.warmup, self.peers >= 0,
-                                   self.max_hold)
-        payload = b"GBSTRAG1" + struct.pack("<ii4d4iI", self.ranks, self.kinds, self.alarms, 30.0, 1.0, self.min_slowdown,
-                                            self.warmup, self.peers, self.max_hold, 8, 1)
+        self.reference = Reference(
+            self.ranks, self.kinds, self.groups, gamma, self.min_slowdown, self.warmup, self.peers >= 0, self.max_hold
+        )
+        payload = b"GBSTRAG1" + struct.pack(
+            "<ii4d4iI",
+            self.ranks,
+            self.kinds,
+            self.alarms,
+            30.0,
+            1.0,
+            self.min_slowdown,
+            self.warmup,
+            self.peers,
+            self.max_hold,
+            8,
+            1,
+        )
         payload += struct.pack(f"<{self.ranks}i", *self.groups) + struct.pack(f"<{self.ranks}i", *[0] * self.ranks)
         self.header = frame(0, payload)
         self.noise = rng.choice((0.05, 0.05, 0.02, 0.004, 0.2))
@@ -88,8 +101,14 @@ class Job:
         self.faults: list[tuple[int, int, int, float]] = []
         for _ in range(rng.randrange(4)):
             start = rng.randrange(self.steps)
-            self.faults.append((rng.randrange(len(self.base)), start, start + rng.randint(5, self.steps), rng.choice(
-                (0.01, 0.05, 0.3, 0.8, -0.05, -0.4))))
+            self.faults.append(
+                (
+                    rng.randrange(len(self.base)),
+                    start,
+                    start + rng.randint(5, self.steps),
+                    rng.choice((0.01, 0.05, 0.3, 0.8, -0.05, -0.4)),
+                )
+            )
         self.number = rng.randrange(1000)
 
     def values(self, t: int) -> list[float]:
@@ -208,7 +227,9 @@ def run_batch(jobs: list[Job], builds: list[str], quantile: float, count: Counte
 def describe(build: str, done: subprocess.CompletedProcess[bytes], want: bytes, expected: list[bytes]) -> str:
     if done.returncode != 0:
         return f"{build}: exit {done.returncode}: {done.stderr.decode()[-300:]}"
-    at = next((i for i, (a, b) in enumerate(zip(done.stdout, want, strict=False)) if a != b), min(len(done.stdout), len(want)))
+    at = next(
+        (i for i, (a, b) in enumerate(zip(done.stdout, want, strict=False)) if a != b), min(len(done.stdout), len(want))
+    )
     offset = 0
     for index, e in enumerate(expected):
         if at < offset + len(e):
@@ -230,13 +251,27 @@ def main(argv: list[str] | None = None) -> int:
     for first in range(0, args.jobs, args.batch):
         jobs = [Job(args.seed * 1_000_003 + i) for i in range(first, min(first + args.batch, args.jobs))]
         different += run_batch(jobs, args.builds, quantile, count)
-        print(f"\r{count.jobs} jobs, {count.stream_steps} stream-steps, {len(different)} differences", end="", file=sys.stderr)
+        print(
+            f"\r{count.jobs} jobs, {count.stream_steps} stream-steps, {len(different)} differences",
+            end="",
+            file=sys.stderr,
+        )
         if len(different) > 5:
             break
     print(file=sys.stderr)
-    result = {"tool": "differential", "seed": args.seed, "jobs": count.jobs, "stream_steps": count.stream_steps,
-              "states_compared": count.states, "floats_compared": count.floats, "bytes_compared": count.bytes,
-              "verdict_events": count.events, "builds": args.builds, "differences": len(different), "seconds": round(time.monotonic() - started, 1)}
+    result = {
+        "tool": "differential",
+        "seed": args.seed,
+        "jobs": count.jobs,
+        "stream_steps": count.stream_steps,
+        "states_compared": count.states,
+        "floats_compared": count.floats,
+        "bytes_compared": count.bytes,
+        "verdict_events": count.events,
+        "builds": args.builds,
+        "differences": len(different),
+        "seconds": round(time.monotonic() - started, 1),
+    }
     print(json.dumps(result))
     for line in different[:20]:
         print(line, file=sys.stderr)

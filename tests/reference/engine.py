@@ -10,7 +10,16 @@ from collections.abc import Sequence
 from .numbers import CLIPS, INF, Tables, clip, clipped_inverse, exp, f32, log
 from .stream import CONFIRMED, LEVEL, NONE, NO_STEP, RECOVERING, RUN, SCALE, WARMUP, Stream
 
-STATE_WARMUP, STATE_LEARN, STATE_HEALTHY, STATE_SUSPECT, STATE_CONFIRMED, STATE_RECOVERING, STATE_HOLD, STATE_UNKNOWN = range(8)
+(
+    STATE_WARMUP,
+    STATE_LEARN,
+    STATE_HEALTHY,
+    STATE_SUSPECT,
+    STATE_CONFIRMED,
+    STATE_RECOVERING,
+    STATE_HOLD,
+    STATE_UNKNOWN,
+) = range(8)
 RULE_BANK, RULE_GROSS, RULE_COUNT = 1, 2, 3
 _HOT = struct.Struct("<id3f24f14f8HI")
 _LEARNED = struct.Struct("<12d8I12f2f3q6fI")
@@ -83,8 +92,17 @@ class Arrivals:
 class Reference:
     """Same inputs as gpubridge_straggler_*; no checks of arguments beyond what the specification orders."""
 
-    def __init__(self, ranks: int, kinds: int, groups: Sequence[int], gamma: float, min_slowdown: float, warmup: int,
-                 peers: bool, max_hold: int) -> None:
+    def __init__(
+        self,
+        ranks: int,
+        kinds: int,
+        groups: Sequence[int],
+        gamma: float,
+        min_slowdown: float,
+        warmup: int,
+        peers: bool,
+        max_hold: int,
+    ) -> None:
         self.ranks, self.kinds, self.warmup, self.max_hold = ranks, kinds, warmup, max_hold
         self.t = Tables(gamma, min_slowdown)
         self.group_of = list(groups)
@@ -100,8 +118,9 @@ class Reference:
 
     # ---- sections 3 and 10 ----
 
-    def step(self, number: int, seconds: Sequence[float], present: Sequence[int] | None,
-             last: Sequence[int] | None) -> None:
+    def step(
+        self, number: int, seconds: Sequence[float], present: Sequence[int] | None, last: Sequence[int] | None
+    ) -> None:
         """One step; seconds[kind * ranks + rank]."""
         self.step_number, self.steps = number, self.steps + 1
         for r in range(self.ranks):
@@ -204,10 +223,19 @@ class Reference:
 
     # ---- section 3.2 ----
 
-    def _remove_common(self, streams: list[Stream], members: list[int], pseudo: int, x: list[float],
-                       here: list[bool]) -> None:
-        counting = [r for r in members if here[r] and not self.held[r] and not streams[r].skip
-                    and not streams[r].unknown and streams[r].phase >= SCALE and streams[r].verdict != CONFIRMED]
+    def _remove_common(
+        self, streams: list[Stream], members: list[int], pseudo: int, x: list[float], here: list[bool]
+    ) -> None:
+        counting = [
+            r
+            for r in members
+            if here[r]
+            and not self.held[r]
+            and not streams[r].skip
+            and not streams[r].unknown
+            and streams[r].phase >= SCALE
+            and streams[r].verdict != CONFIRMED
+        ]
         n = len(counting)
         if n < 3:
             for r in members:
@@ -285,8 +313,14 @@ class Reference:
         error = math.sqrt(1.0 / n + 1.0 / s.count)
         mid = shift * 0.9
         wide = 2.3 * error
-        return (shift, n, self._log_shift(s, j, mid - wide), self._log_shift(s, j, mid), self._log_shift(s, j, mid + wide),
-                self._log_shift(s, j, mid - error))
+        return (
+            shift,
+            n,
+            self._log_shift(s, j, mid - wide),
+            self._log_shift(s, j, mid),
+            self._log_shift(s, j, mid + wide),
+            self._log_shift(s, j, mid - error),
+        )
 
     @staticmethod
     def _log_shift(s: Stream, j: int, v: float) -> float:
@@ -300,8 +334,9 @@ class Reference:
             d = INF if mean > CLIPS[j] - 0.5 else mean
         return d / s.inv_scale
 
-    def _confirm(self, kind: int, i: int, s: Stream, rule: int, member: int, slower: int,
-                 size: tuple[float, ...]) -> None:
+    def _confirm(
+        self, kind: int, i: int, s: Stream, rule: int, member: int, slower: int, size: tuple[float, ...]
+    ) -> None:
         shift, steps, low, mid, high = size
         reach = 1.0 / (shift * shift)
         s.onset = self.step_number - int(steps) + 1
@@ -430,20 +465,92 @@ class Reference:
         for j in range(6):
             bank += (s.up[j], s.down[j], s.up_run[j], s.down_run[j])
         flags = s.down_older | (2 if s.frozen else 0) | s.slow << 8
-        out = _HOT.pack(self.state(kind, i), s.level, s.inv_scale, s.centre, s.inv_omega, *bank, s.older_n, s.older_s,
-                        s.newer_n, s.newer_s, s.count, s.q_count, s.q1, s.q2, s.q11, s.q3, s.q_in, s.prev, s.guard, s.gross,
-                        *s.q_tails, flags)
+        out = _HOT.pack(
+            self.state(kind, i),
+            s.level,
+            s.inv_scale,
+            s.centre,
+            s.inv_omega,
+            *bank,
+            s.older_n,
+            s.older_s,
+            s.newer_n,
+            s.newer_s,
+            s.count,
+            s.q_count,
+            s.q1,
+            s.q2,
+            s.q11,
+            s.q3,
+            s.q_in,
+            s.prev,
+            s.guard,
+            s.gross,
+            *s.q_tails,
+            flags,
+        )
         if s.phase == RUN:
-            out += _LEARNED.pack(s.n, s.s1, s.s2, s.s11, s.s3, s.inside, s.short_n, s.short_dev, s.long_n, s.long_dev,
-                                 s.long_sum, s.long_steps, *s.tails, *s.h_up, *s.h_down, s.next_refresh, s.slope, s.onset,
-                                 s.onset_low, s.onset_high, s.magnitude, s.magnitude_low, s.magnitude_high, s.recover, s.shift,
-                                 s.gross_sum, s.clean)
+            out += _LEARNED.pack(
+                s.n,
+                s.s1,
+                s.s2,
+                s.s11,
+                s.s3,
+                s.inside,
+                s.short_n,
+                s.short_dev,
+                s.long_n,
+                s.long_dev,
+                s.long_sum,
+                s.long_steps,
+                *s.tails,
+                *s.h_up,
+                *s.h_down,
+                s.next_refresh,
+                s.slope,
+                s.onset,
+                s.onset_low,
+                s.onset_high,
+                s.magnitude,
+                s.magnitude_low,
+                s.magnitude_high,
+                s.recover,
+                s.shift,
+                s.gross_sum,
+                s.clean,
+            )
         else:
             out += struct.pack(f"<{len(s.window)}f", *s.window)
-        out += _TAIL.pack(s.gross_step, s.gross_run, s.missing, s.filled, s.skip, s.phase, s.verdict, s.rule, s.member, s.slower,
-                          s.unknown)
+        out += _TAIL.pack(
+            s.gross_step,
+            s.gross_run,
+            s.missing,
+            s.filled,
+            s.skip,
+            s.phase,
+            s.verdict,
+            s.rule,
+            s.member,
+            s.slower,
+            s.unknown,
+        )
         if i < self.ranks and kind == 0:
             a = self.arrivals[i]
-            out += _ARRIVALS.pack(a.steps, a.last, a.repeat, a.refresh_at, a.p_steps, a.p_last, a.p_repeat, a.score, a.run,
-                                  a.weight_last, a.weight_other, a.threshold, a.was_last, a.armed, a.seen)
+            out += _ARRIVALS.pack(
+                a.steps,
+                a.last,
+                a.repeat,
+                a.refresh_at,
+                a.p_steps,
+                a.p_last,
+                a.p_repeat,
+                a.score,
+                a.run,
+                a.weight_last,
+                a.weight_other,
+                a.threshold,
+                a.was_last,
+                a.armed,
+                a.seen,
+            )
         return out

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
- * Replays a file of straggler recordings, one after another, and writes what the engine holds after every record: the status (i32),
- * then of every stream the state bytes and the slowdown detectable within 200 steps (f64).  The differential test compares
- * this, from every build, with the reference.  `replay_states FILE [hash]` prints one checksum instead.  */
+ * Replays a file of straggler recordings, one after another, and writes what the engine holds after every record: the
+ * status (i32), then of every stream the state bytes and the slowdown detectable within 200 steps (f64).  The
+ * differential test compares this, from every build, with the reference.  `replay_states FILE [hash]` prints one
+ * checksum instead.  */
 #include "base/err.h"
 
 #include <gpubridge/straggler.h>
@@ -19,8 +20,7 @@ static void out(const void *p, size_t n)
         if (fwrite(p, 1, n, stdout) != n) exit(3);
         return;
     }
-    for (size_t i = 0; i < n; i++)
-        hash = (hash ^ ((const unsigned char *)p)[i]) * 0x100000001b3u;
+    for (size_t i = 0; i < n; i++) hash = (hash ^ ((const unsigned char *)p)[i]) * 0x100000001b3u;
 }
 
 struct shape {

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
- * Behaviour of the straggler engine through its public header: what it finds, what it must not raise, bad input, replay.
- * Noise is seeded; nothing waits for a clock.  */
+ * Behaviour of the straggler engine through its public header: what it finds, what it must not raise, bad input,
+ * replay. Noise is seeded; nothing waits for a clock.  */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -34,15 +34,17 @@ static double uniform(struct rig *r)
     return ((double)((z ^ (z >> 31)) >> 12) + 0.5) * 0x1p-52;
 }
 
-static double normal(struct rig *r) { return sqrt(-2.0 * log(uniform(r))) * cos(6.283185307179586 * uniform(r)); }
+static double normal(struct rig *r)
+{
+    return sqrt(-2.0 * log(uniform(r))) * cos(6.283185307179586 * uniform(r));
+}
 
 static struct rig start(double noise, int peers)
 {
     struct rig r = {.s = 88172645463325252u, .noise = noise};
     struct gpubridge_straggler_config c = {.struct_size = sizeof c, .ranks = RANKS, .use_peers = peers};
     assert_int_equal(gpubridge_straggler_create(&c, &r.e), GPUBRIDGE_OK);
-    for (int i = 0; i < RANKS; i++)
-        r.slow[i] = 1.0;
+    for (int i = 0; i < RANKS; i++) r.slow[i] = 1.0;
     return r;
 }
 
@@ -81,7 +83,10 @@ static struct gpubridge_straggler_report report(const struct rig *r, int rank)
     return rep;
 }
 
-static void stop(struct rig *r) { gpubridge_straggler_destroy(r->e); }
+static void stop(struct rig *r)
+{
+    gpubridge_straggler_destroy(r->e);
+}
 
 static void test_states_follow(void **state)
 {
@@ -136,8 +141,7 @@ static void test_everybody_moved_is_said_of_nobody(void **state)
 {
     struct rig r = start(0.01, 0);
     run(&r, 3000);
-    for (int i = 0; i < RANKS; i++)
-        r.slow[i] = 1.05;
+    for (int i = 0; i < RANKS; i++) r.slow[i] = 1.05;
     run(&r, 300);
     struct gpubridge_straggler_report rep = report(&r, 2);
     assert_true(rep.answers & GPUBRIDGE_STRAGGLER_EVERYBODY_MOVED);
@@ -191,11 +195,9 @@ static void test_held_phases_raise_nothing(void **state)
         int32_t who = round % 2 ? 0 : -1;
         assert_int_equal(gpubridge_straggler_hold(r.e, who, 1), GPUBRIDGE_OK);
         assert_int_equal(report(&r, 0).state, GPUBRIDGE_STRAGGLER_HOLD);
-        for (int i = 0; i < RANKS; i++)
-            r.slow[i] = who < 0 || i == who ? 0.3 + 4.0 * (round % 2) : 1.0;
+        for (int i = 0; i < RANKS; i++) r.slow[i] = who < 0 || i == who ? 0.3 + 4.0 * (round % 2) : 1.0;
         run(&r, 40);
-        for (int i = 0; i < RANKS; i++)
-            r.slow[i] = 1.0;
+        for (int i = 0; i < RANKS; i++) r.slow[i] = 1.0;
         assert_int_equal(gpubridge_straggler_hold(r.e, who, 0), GPUBRIDGE_OK);
         run(&r, 300);
     }
@@ -229,8 +231,7 @@ static void test_missing_data_is_unknown_and_raises_nothing(void **state)
     uint8_t present[RANKS];
     for (int s = 0; s < 3000; s++) {
         draw(&r, t);
-        for (int i = 0; i < RANKS; i++)
-            present[i] = uniform(&r) > 0.4;
+        for (int i = 0; i < RANKS; i++) present[i] = uniform(&r) > 0.4;
         present[7] = s >= 100;
         assert_int_equal(gpubridge_straggler_step(r.e, r.step++, t, present, NULL), GPUBRIDGE_OK);
         collect(&r);
@@ -325,8 +326,7 @@ static void test_config_is_checked(void **state)
     struct gpubridge_straggler_config million = {.struct_size = sizeof million, .ranks = 1000000, .use_peers = -1};
     double *t = malloc(1000000 * sizeof *t);
     assert_non_null(t);
-    for (int i = 0; i < 1000000; i++)
-        t[i] = 1.0;
+    for (int i = 0; i < 1000000; i++) t[i] = 1.0;
     assert_int_equal(gpubridge_straggler_create(&million, &e), GPUBRIDGE_OK);
     assert_int_equal(gpubridge_straggler_step(e, 0, t, NULL, NULL), GPUBRIDGE_OK);
     gpubridge_straggler_destroy(e);
@@ -345,12 +345,14 @@ static void test_replay_gives_the_same_bits_and_refuses_damage(void **state)
     for (int s = 0; s < 1000; s++) {
         if (s == 700) r.slow[2] = 1.6;
         draw(&r, t);
-        assert_int_equal(gpubridge_straggler_record_step(r.e, s, t, NULL, &r.last, rec + at, sizeof rec - at, &n), GPUBRIDGE_OK);
+        assert_int_equal(gpubridge_straggler_record_step(r.e, s, t, NULL, &r.last, rec + at, sizeof rec - at, &n),
+                         GPUBRIDGE_OK);
         at += n;
         assert_int_equal(gpubridge_straggler_step(r.e, s, t, NULL, &r.last), GPUBRIDGE_OK);
         if (s == 500) {
             assert_int_equal(gpubridge_straggler_record_mark(GPUBRIDGE_STRAGGLER_RECORD_HOLD, 1, 0, NULL, rec + at,
-                                                             sizeof rec - at, &n), GPUBRIDGE_OK);
+                                                             sizeof rec - at, &n),
+                             GPUBRIDGE_OK);
             at += n;
             assert_int_equal(gpubridge_straggler_hold(r.e, 1, 1), GPUBRIDGE_OK);
         }
