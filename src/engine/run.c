@@ -184,8 +184,10 @@ static void fail_message(struct gb_op *op, const struct gb_step *step, const str
                  "same arguments in the same order",
                  op->group->rank, mine, op->group->labels[step->peer], theirs);
     } else {
-        snprintf(text, sizeof text, "%s, needed by %s", event->text ? event->text : gpubridge_strerror(event->status),
-                 mine);
+        const char *words = event->text && event->text[0] ? event->text : gpubridge_strerror(event->status);
+        const char *label = op->group->labels[step->peer];
+        int named = strstr(words, label) != NULL; /* a link that was down already has no story to tell */
+        snprintf(text, sizeof text, "%s%s%s, needed by %s", named ? "" : label, named ? "" : ": ", words, mine);
     }
     gb_op_fail(op, event->status, text);
 }
