@@ -26,7 +26,7 @@ static void self_test_finds_it(struct rank *rank)
 
 static void checksum_finds_it(struct rank *rank)
 {
-    expect_refusal(rank, "checksum");
+    expect_refusal(rank, "damaged");
 }
 
 int main(void)
