@@ -3,7 +3,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from typing import Any
 
 import pytest
 import torch
@@ -20,6 +21,10 @@ def pool(ranks: Callable[..., Pool]) -> Pool:
 
 def base(rank: int, *shape: int) -> torch.Tensor:
     return torch.arange(torch.Size(shape).numel(), dtype=torch.float64).view(shape) + 1000 * rank
+
+
+def total(tensors: Iterable[torch.Tensor]) -> torch.Tensor:
+    return torch.stack(list(tensors)).sum(0)
 
 
 VIEWS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
@@ -40,7 +45,7 @@ def case_in_place_writes_through(me: Rank) -> None:
         storage = base(me.rank, 6, 8)
         dist.all_reduce(view(storage))
         want = base(me.rank, 6, 8)
-        view(want).copy_(sum(view(base(rank, 6, 8)) for rank in range(me.size)))
+        view(want).copy_(total(view(base(rank, 6, 8)) for rank in range(me.size)))
         assert torch.equal(storage, want), name
         storage = base(me.rank, 6, 8)
         dist.broadcast(view(storage), 1)
@@ -58,11 +63,11 @@ def case_outputs_through_views(me: Rank) -> None:
             assert torch.equal(out, view(base(rank, 6, 8))), (name, rank)
         got = view(torch.zeros(6, 8, dtype=torch.float64))
         dist.reduce_scatter(got, [view(base(me.rank * 10 + to, 6, 8)) for to in range(me.size)])
-        assert torch.equal(got, sum(view(base(r * 10 + me.rank, 6, 8)) for r in range(me.size))), name
+        assert torch.equal(got, total(view(base(r * 10 + me.rank, 6, 8)) for r in range(me.size))), name
         work = dist.all_reduce(async_view := view(base(me.rank, 6, 8)), async_op=True)
         assert work is not None
         work.wait()
-        assert torch.equal(async_view, sum(view(base(rank, 6, 8)) for rank in range(me.size))), name
+        assert torch.equal(async_view, total(view(base(rank, 6, 8)) for rank in range(me.size))), name
 
 
 def case_expanded(me: Rank) -> None:
@@ -82,20 +87,21 @@ def case_channels_last(me: Rank) -> None:
     memory = torch.channels_last if me.rank % 2 else torch.contiguous_format
     t = base(me.rank, *shape).contiguous(memory_format=memory)
     dist.all_reduce(t)
-    assert torch.equal(t, sum(base(rank, *shape) for rank in range(me.size)))
+    assert torch.equal(t, total(base(rank, *shape) for rank in range(me.size)))
     assert t.is_contiguous(memory_format=memory)
 
 
 def case_conjugate_and_negative(me: Rank) -> None:
     z = torch.complex(base(me.rank, 5), base(me.rank, 5) + 1)
     outs = [torch.zeros(5, dtype=torch.complex128) for _ in range(me.size)]
-    dist.group.WORLD.allgather([outs], [z.conj()]).wait()
+    world: Any = dist.group.WORLD
+    world.allgather([outs], [z.conj()]).wait()
     for rank, out in enumerate(outs):
         assert torch.equal(out, torch.complex(base(rank, 5), -base(rank, 5) - 1))
     negative = z.conj().imag
     assert negative.is_neg()
     dist.all_reduce(negative)
-    assert torch.equal(negative.resolve_neg(), sum(-base(rank, 5) - 1 for rank in range(me.size)))
+    assert torch.equal(negative.resolve_neg(), total(-base(rank, 5) - 1 for rank in range(me.size)))
 
 
 def case_shapes_without_content(me: Rank) -> None:
@@ -115,7 +121,7 @@ def case_aliases(me: Rank) -> None:
     n = 1003
     whole = base(me.rank, me.size, n)
     dist.reduce_scatter_tensor(whole[me.rank], whole)
-    assert torch.equal(whole[me.rank], sum(base(rank, me.size, n)[me.rank] for rank in range(me.size)))
+    assert torch.equal(whole[me.rank], total(base(rank, me.size, n)[me.rank] for rank in range(me.size)))
     same = base(me.rank, me.size * n)
     dist.all_to_all_single(same, same)
     want = torch.cat([base(rank, me.size, n)[me.rank] for rank in range(me.size)])

@@ -37,7 +37,8 @@ def case_work_answers(me: Rank) -> None:
 def case_future_callbacks(me: Rank) -> None:
     """Callbacks run when the data is there, and may wait for other operations themselves."""
     t = torch.full((1000,), float(me.rank))
-    future = dist.all_reduce(t, async_op=True).get_future()  # type: ignore[union-attr]
+    work: Any = dist.all_reduce(t, async_op=True)
+    future = work.get_future()
 
     def nested(done: Any) -> float:
         inner = done.value()[0].clone()
@@ -141,7 +142,8 @@ def case_error_in_ddp(me: Rank) -> str:
     model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(4, 4))
     model(torch.ones(2, 4)).sum().backward()
     if me.rank == 1:
-        dist.group.WORLD.abort()
+        world: Any = dist.group.WORLD
+        world.abort()
         return ""
     start = time.monotonic()
     with pytest.raises(RuntimeError) as caught:
