@@ -1,0 +1,200 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""all_reduce against Gloo in the same processes: 64 MiB of float32, and 8 bytes; 1 + 1 and 2 + 2 islands of CPU ranks,
+TCP.
+
+The two backends take turns in pairs, so that whatever else the machine does hits both alike; the ratio of a pair is
+what is compared, and its median what is quoted.  One JSON line per result, on stdout and appended to bench/results/.
+Emulated vendors are never measured.
+
+usage: all_reduce.py [--pairs 9] [--ranks 2,4] [--big-rounds 3] [--small-rounds 300] [--out DIR]
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import socket
+import statistics
+import subprocess
+import sys
+import time
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any
+
+HERE = Path(__file__).resolve().parent
+ISLANDS = {2: "a,b", 4: "a,a,b,b"}
+BIG_BYTES = 64 << 20
+SMALL_BYTES = 8
+
+
+def cpu_model() -> str:
+    for line in Path("/proc/cpuinfo").read_text().splitlines():
+        if line.startswith("model name"):
+            return line.partition(":")[2].strip()
+    return platform.machine()
+
+
+def machine() -> dict[str, Any]:
+    """What a result needs to be read later."""
+    return {
+        "cpu": cpu_model(),
+        "cores": len(os.sched_getaffinity(0)),
+        "kernel": platform.release(),
+        "load_before": round(os.getloadavg()[0], 2),
+    }
+
+
+# ---- inside a rank ----
+
+
+def time_rounds(group: Any, tensor: Any, rounds: int) -> list[float]:
+    """Seconds of each of `rounds` blocking all_reduces, after a barrier so that all ranks start together."""
+    import torch.distributed as dist
+
+    dist.barrier(group=group)
+    times = []
+    for _ in range(rounds):
+        start = time.perf_counter()
+        dist.all_reduce(tensor, group=group)
+        times.append(time.perf_counter() - start)
+    return times
+
+
+def measure(groups: dict[str, Any], tensor: Any, rounds: int, pairs: int) -> dict[str, list[list[float]]]:
+    """Times by backend, [pair][round]; the order within a pair alternates."""
+    for group in groups.values():
+        time_rounds(group, tensor, max(2, rounds // 4))
+    found: dict[str, list[list[float]]] = {name: [] for name in groups}
+    for pair in range(pairs):
+        names = list(groups) if pair % 2 == 0 else list(reversed(groups))
+        for name in names:
+            tensor.zero_()
+            found[name].append(time_rounds(groups[name], tensor, rounds))
+    return found
+
+
+def rank_main(options: argparse.Namespace) -> None:
+    import gpubridge.torch  # noqa: F401
+    import torch
+    import torch.distributed as dist
+    from gpubridge import _native
+
+    dist.init_process_group("gpubridge")
+    groups = {"gpubridge": dist.group.WORLD, "gloo": dist.new_group(backend="gloo")}
+    big = measure(groups, torch.zeros(BIG_BYTES // 4), options.big_rounds, options.pairs)
+    small = measure(groups, torch.zeros(SMALL_BYTES // 4), options.small_rounds, options.pairs)
+    if dist.get_rank() == 0:
+        versions = {"gpubridge": _native.version(), "torch": torch.__version__, "python": platform.python_version()}
+        print(json.dumps({"big": big, "small": small, "versions": versions}), flush=True)
+    dist.destroy_process_group()
+
+
+# ---- launcher and evaluation ----
+
+
+def run_ranks(size: int, arguments: list[str]) -> dict[str, Any]:
+    """What rank 0 measured."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    processes = []
+    for rank in range(size):
+        env = dict(os.environ, RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=str(size), LOCAL_WORLD_SIZE=str(size))
+        env.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port), OMP_NUM_THREADS="1", GPUBRIDGE_ISLAND=ISLANDS[size])
+        env.update(GPUBRIDGE_TRANSPORT="tcp", GPUBRIDGE_EMULATE="", GLOO_SOCKET_IFNAME="lo")
+        command = [sys.executable, str(Path(__file__).resolve()), "--rank-main", *arguments]
+        processes.append(subprocess.Popen(command, env=env, stdout=subprocess.PIPE, text=True))
+    try:
+        text = processes[0].communicate(timeout=1200)[0]
+        codes = [process.wait(60) for process in processes]
+    finally:
+        for process in processes:
+            if process.poll() is None:
+                process.kill()
+    if any(codes):
+        raise SystemExit(f"a rank failed: exit codes {codes}")
+    found: dict[str, Any] = json.loads(text.strip().splitlines()[-1])
+    return found
+
+
+def percentile(values: list[float], fraction: float) -> float:
+    ordered = sorted(values)
+    return ordered[min(len(ordered) - 1, int(len(ordered) * fraction))]
+
+
+def compare(times: dict[str, list[list[float]]], fraction: float) -> dict[str, Any]:
+    """Median over pairs of a percentile of each backend, in microseconds, and of the ratio within each pair."""
+    mine = [percentile(rounds, fraction) for rounds in times["gpubridge"]]
+    gloo = [percentile(rounds, fraction) for rounds in times["gloo"]]
+    ratios = [a / b for a, b in zip(mine, gloo, strict=True)]
+    return {
+        "gpubridge_us": round(statistics.median(mine) * 1e6, 2),
+        "gloo_us": round(statistics.median(gloo) * 1e6, 2),
+        "time_ratio": round(statistics.median(ratios), 4),
+        "time_ratios": [round(r, 4) for r in ratios],
+    }
+
+
+def results_of(size: int, found: dict[str, Any], options: argparse.Namespace) -> list[dict[str, Any]]:
+    common = {
+        "bench": "all_reduce",
+        "ranks": size,
+        "islands": ISLANDS[size],
+        "transport": "tcp",
+        "dtype": "float32",
+        "pairs": options.pairs,
+        "emulated": False,
+        "at": datetime.now(timezone.utc).isoformat(timespec="seconds"),
+        "machine": options.machine,
+        "versions": found["versions"],
+    }
+    big = compare(found["big"], 0.5)
+    rate = 2 * BIG_BYTES * (size - 1) / size / 1e9  # bytes each rank must at least send, in GB
+    big["gpubridge_bus_gb_s"] = round(rate / big["gpubridge_us"] * 1e6, 3)
+    big["gloo_bus_gb_s"] = round(rate / big["gloo_us"] * 1e6, 3)
+    rows = [{**common, "bytes": BIG_BYTES, "statistic": "p50", "rounds": options.big_rounds, **big}]
+    for name, fraction in (("p50", 0.5), ("p99", 0.99)):
+        row = {**common, "bytes": SMALL_BYTES, "statistic": name, "rounds": options.small_rounds}
+        rows.append({**row, **compare(found["small"], fraction)})
+    return rows
+
+
+def parse() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description="all_reduce of CPU ranks over TCP against Gloo")
+    parser.add_argument("--pairs", type=int, default=9)
+    parser.add_argument("--ranks", default="2,4", help="sizes to run: 2 and 4")
+    parser.add_argument("--big-rounds", type=int, default=3)
+    parser.add_argument("--small-rounds", type=int, default=300)
+    parser.add_argument("--out", type=Path, default=HERE / "results")
+    parser.add_argument("--rank-main", action="store_true", help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    options.sizes = [int(word) for word in options.ranks.split(",")]
+    if any(size not in ISLANDS for size in options.sizes):
+        parser.error("--ranks: 2, 4 or 2,4")
+    return options
+
+
+def main() -> int:
+    options = parse()
+    if options.rank_main:
+        rank_main(options)
+        return 0
+    options.machine = machine()
+    options.out.mkdir(parents=True, exist_ok=True)
+    target = options.out / "all_reduce.jsonl"
+    for size in options.sizes:
+        rows = results_of(size, run_ranks(size, sys.argv[1:]), options)
+        with open(target, "a") as file:
+            for row in rows:
+                print(json.dumps(row), flush=True)
+                file.write(json.dumps(row) + "\n")
+    print(f"appended to {target}", file=sys.stderr)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
