@@ -63,7 +63,7 @@ static void test_strangers(void **state)
     for (int i = 0; i < 2; i++) assert_int_equal(rig_open_net(&rig, i, &plain), 0);
     uint16_t port = port_of(rig.net[1].net);
     static const char *const words[] = {"GET / HTTP/1.0\r\nHost: x\r\n\r\n",
-                                        "\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03rest of a hello",
+                                        "\x16\x03\x01\x02\x01\x01\x01\x01\xfc\x03\x03 rest of a client hello",
                                         "SSH-2.0-scanner of some kind\r\n"};
     for (int i = 0; i < 3; i++) {
         int fd = raw_connect(port);
