@@ -440,6 +440,7 @@ void *gb_control_main(void *arg)
 {
     struct gb_net *net = arg;
     struct epoll_event ev[64];
+    gb_net_block_signals();
     uint64_t next = 0, slept_at = gb_now_ns();
     while (!atomic_load(&net->stopping)) {
         uint64_t now = gb_now_ns();

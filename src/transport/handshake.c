@@ -15,7 +15,8 @@
 #include <sys/socket.h>
 
 #define GB_HANDSHAKE_NS 5000000000u
-#define GB_CONNS_MAX    512 /* connections in handshake; beyond it the oldest stranger goes */
+#define GB_CONNS_MAX    2048 /* connections in handshake; beyond it the oldest stranger goes */
+#define GB_PAUSE_NS     100000000u /* without descriptors: until accepting is tried again */
 #define GB_COMPLAINTS   16
 
 enum stage { CONNECTING, WANT_CHALLENGE, WANT_ACCEPT, WANT_HELLO, WANT_PROOF, CLOSING, DEAD };
@@ -317,7 +318,15 @@ void gb_handshake_accept(struct gb_net *net)
     for (int i = 0; i < 64; i++) {
         struct gb_sock sock = {.fd = -1, .net = net};
         char where[64] = "a stranger";
-        if (net->via->accept(net, &sock, where, sizeof where) != 0) return;
+        int rc = net->via->accept(net, &sock, where, sizeof where);
+        if (rc == GPUBRIDGE_AGAIN) return;
+        if (rc != 0) {
+            /* The connection stays in the listener's queue and would wake us for ever. */
+            if (net->complaints++ < GB_COMPLAINTS) GB_WARN("%s; trying again", gb_err_text());
+            gb_control_watch(net, EPOLL_CTL_MOD, net->listener, 0, NULL, GB_WATCH_LISTENER);
+            net->listen_again_ns = gb_now_ns() + GB_PAUSE_NS;
+            return;
+        }
         struct gb_conn *c = conn_new(net, WANT_HELLO);
         if (!c) {
             net->via->close(&sock);
@@ -415,7 +424,11 @@ static struct gb_conn *oldest_stranger(struct gb_net *net)
 
 uint64_t gb_handshake_timeouts(struct gb_net *net, uint64_t now)
 {
-    uint64_t next = UINT64_MAX;
+    uint64_t next = net->listen_again_ns ? net->listen_again_ns : UINT64_MAX;
+    if (net->listen_again_ns && now >= net->listen_again_ns) {
+        net->listen_again_ns = 0;
+        gb_control_watch(net, EPOLL_CTL_MOD, net->listener, EPOLLIN, NULL, GB_WATCH_LISTENER);
+    }
     for (struct gb_conn *c = net->conns; c; c = c->next) {
         if (c->stage == DEAD) continue;
         if (now < c->deadline_ns) {

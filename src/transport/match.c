@@ -663,7 +663,8 @@ void gb_match_data_done(struct gb_match *mt, struct gb_msg *m, int status, int f
     struct gb_match_table *t = m->kind == GB_MSG_SEND ? &mt->send : &mt->recv;
     take_out(t, m);
     slot_give(mt, m);
-    if (m->kind == GB_MSG_RECV && (frame_flags & GB_FRAME_ASKED) && !m->asked && !mt->down) {
+    if (m->kind == GB_MSG_RECV && (frame_flags & GB_FRAME_ASKED) && !m->asked && !mt->down &&
+        !atomic_load_explicit(&m->stop, memory_order_relaxed)) {
         /* The announcement is still on the express lane; without memory it would look like a new message, so be loud.
          */
         struct gb_msg *tomb = msg_new(mt, GB_MSG_TOMB, &m->key, &m->sig, m->bytes);

@@ -9,6 +9,7 @@
 #include <errno.h>
 #include <poll.h>
 #include <sched.h>
+#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -83,6 +84,13 @@ void gb_net_event_note(struct gb_net *net, struct gb_link *link, const struct gb
         link->held_head = link->held_tail = note;
     }
     pthread_mutex_unlock(&net->lock);
+}
+
+void gb_net_block_signals(void)
+{
+    sigset_t all;
+    sigfillset(&all);
+    pthread_sigmask(SIG_SETMASK, &all, NULL);
 }
 
 void gb_net_push(struct gb_net *net, const struct gb_net_event *ev)

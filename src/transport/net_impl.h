@@ -192,6 +192,7 @@ struct gb_net {
     _Atomic int control_asked;
     struct gb_conn *conns;
     uint32_t nconns;
+    uint64_t listen_again_ns; /* accepting pauses until then; 0: it does not */
     int complaints;             /* log lines about strangers so far */
     int farewell_status;
     const char *farewell;
@@ -201,6 +202,7 @@ struct gb_net {
 void gb_net_note(struct gb_net *net, struct gb_note *note);        /* any thread: hands a note to the engine role */
 void gb_net_event_note(struct gb_net *net, struct gb_link *link, const struct gb_net_event *event, const void *text,
                        size_t text_bytes); /* copies; held back while the link is unclaimed */
+void gb_net_block_signals(void); /* the process's signals belong to its own threads */
 void gb_net_push(struct gb_net *net, const struct gb_net_event *ev); /* engine role: into the ring */
 
 /* link.c */

@@ -125,7 +125,8 @@ static int tcp_accept(struct gb_net *net, struct gb_sock *sock, char *where, siz
     int fd;
     do fd = accept4(net->listener, (struct sockaddr *)&ss, &len, SOCK_CLOEXEC | SOCK_NONBLOCK);
     while (fd < 0 && (errno == EINTR || errno == ECONNABORTED));
-    if (fd < 0) return GPUBRIDGE_AGAIN;
+    if (fd < 0 && errno == EAGAIN) return GPUBRIDGE_AGAIN;
+    if (fd < 0) return GB_FAIL(GPUBRIDGE_ERR_SYSTEM, "cannot accept a connection: %s", strerror(errno));
     tune(fd);
     struct gb_endpoint e = {.family = 4};
     struct sockaddr_in6 *a6 = (struct sockaddr_in6 *)&ss;

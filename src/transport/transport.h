@@ -30,7 +30,8 @@ struct gb_transport {
     /* Makes the net reachable: fills net->self (addresses) and net->listener, a descriptor to poll.  gb_net_open. */
     int (*listen)(struct gb_net *net);
     void (*unlisten)(struct gb_net *net); /* safe after a failed listen */
-    /* Control thread.  Takes one waiting connection and names its other end: 0, or GPUBRIDGE_AGAIN when there is none.
+    /* Control thread.  Takes one waiting connection and names its other end: 0, or GPUBRIDGE_AGAIN when there is none;
+     * another error (no descriptors) is worth a pause.
      */
     int (*accept)(struct gb_net *net, struct gb_sock *sock, char *where, size_t capacity);
     /* Control thread.  Starts a connection; it is made, or has failed, when the descriptor becomes writable. */

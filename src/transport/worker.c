@@ -122,6 +122,7 @@ static void *worker_main(void *arg)
 {
     struct gb_worker *w = arg;
     struct epoll_event ev[32];
+    gb_net_block_signals();
     while (!atomic_load(&w->net->stopping)) {
         /* Whoever adds work after the store sees `idle` and writes the eventfd; what was added before is seen here. */
         atomic_store(&w->idle, 1);

@@ -12,14 +12,17 @@
 #include <fcntl.h>
 #include <netinet/in.h>
 #include <poll.h>
+#include <pthread.h>
 #include <setjmp.h>
 #include <signal.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/resource.h>
 #include <sys/socket.h>
 #include <sys/wait.h>
+#include <time.h>
 #include <unistd.h>
 /* cmocka needs the standard headers first */
 #include <cmocka.h>
@@ -558,6 +561,38 @@ static void test_descriptors(void **state)
     assert_int_equal(count_fds(0), before);
 }
 
+/* Without descriptors a connection waits, without a busy thread, and is taken when there are some again. */
+static void test_no_descriptors(void **state)
+{
+    (void)state;
+    struct rig rig = {.nets = 2};
+    struct rlimit old, tight;
+    for (int i = 0; i < 2; i++) assert_int_equal(rig_open_net(&rig, i, &plain), 0);
+    int stranger = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    assert_int_equal(getrlimit(RLIMIT_NOFILE, &old), 0);
+    tight = old;
+    tight.rlim_cur = (rlim_t)stranger + 1;
+    assert_int_equal(setrlimit(RLIMIT_NOFILE, &tight), 0);
+    struct sockaddr_in a = {
+        .sin_family = AF_INET, .sin_port = htons(port_of(rig.net[1].net)), .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
+    assert_int_equal(connect(stranger, (struct sockaddr *)&a, sizeof a), 0);
+    struct timespec t0, t1;
+    clockid_t clock;
+    assert_int_equal(pthread_getcpuclockid(rig.net[1].net->control, &clock), 0);
+    clock_gettime(clock, &t0);
+    struct pollfd p = {.fd = stranger, .events = POLLIN};
+    assert_int_equal(write(stranger, "GET / HTTP/1.1\r\n", 16), 16);
+    assert_int_equal(poll(&p, 1, 500), 0);
+    clock_gettime(clock, &t1);
+    assert_true((t1.tv_sec - t0.tv_sec) * 1000 + (t1.tv_nsec - t0.tv_nsec) / 1000000 < 200);
+    assert_int_equal(setrlimit(RLIMIT_NOFILE, &old), 0);
+    assert_int_equal(read_to_end(stranger, 5000), 0);
+    close(stranger);
+    rig_link(&rig, 0, 1);
+    for (int i = 0; i < 2; i++) rig_until(&rig, &rig.net[i].seen[GB_NET_LINK_UP], 1, 5000);
+    rig_close(&rig);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -577,6 +612,7 @@ int main(void)
         cmocka_unit_test(test_interface_lists),
         cmocka_unit_test(test_route),
         cmocka_unit_test(test_descriptors),
+        cmocka_unit_test(test_no_descriptors),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
