@@ -22,7 +22,8 @@ static void finish(struct gb_lane *lane, struct gb_msg *m, int status, int flags
     pthread_mutex_lock(&link->lock);
     if (m->kind == GB_MSG_SEND) lane->outstanding -= m->bytes;
     gb_match_data_done(&link->match, m, status, flags);
-    if (status && !m->note.event.text) m->note.event.text = link->text;
+    /* A worker may be the first to see the damage: the link's own text comes when the control thread takes it down. */
+    if (status && !m->note.event.text) m->note.event.text = link->down_status ? link->text : link->doubt;
     pthread_mutex_unlock(&link->lock);
     gb_net_note(link->net, &m->note);
 }

@@ -39,6 +39,7 @@ struct gb_link *gb_link_make(struct gb_net *net, const uint8_t uuid[16], int32_t
     link->global_rank = rank;
     snprintf(link->host, sizeof link->host, "%s", host);
     snprintf(link->label, sizeof link->label, "rank %" PRId32 " (%s)", rank, link->host);
+    snprintf(link->doubt, sizeof link->doubt, "%s: the connection broke or delivered damaged data", link->label);
     link->express = link->control = no_sock(net);
     for (int i = 0; i < GB_LANES_MAX; i++) {
         link->lane[i].link = link;

@@ -88,6 +88,7 @@ struct gb_link {
     char where[64];             /* address of the peer */
     int down_status;
     char text[GB_TEXT_BYTES];   /* why it is down; constant once state is LEFT or DEAD */
+    char doubt[GB_HELLO_HOST + 96]; /* said of messages that fail before it is down; constant */
     struct gb_outbuf ctl_out;
     struct gb_address_info request; /* what gb_link_get asks the control thread to dial */
     int requested;
