@@ -1,0 +1,260 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Whole processes: how jobs start, end and fail, with and without destroy (C9, C15, C16, C18)."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import textwrap
+import time
+from pathlib import Path
+
+import pytest
+from pool import free_port
+
+PRELUDE = """
+import os, sys, time, threading, signal
+import torch, torch.distributed as dist
+import gpubridge.torch
+rank = int(os.environ["RANK"]); size = int(os.environ["WORLD_SIZE"])
+"""
+INIT = 'dist.init_process_group("gpubridge")\n'
+LIMIT_S = 150
+
+
+def launch(body: str, size: int = 2, init: str = INIT, **extra: str) -> list[subprocess.Popen[str]]:
+    port = str(free_port())
+    code = PRELUDE + init + textwrap.dedent(body)
+    found = []
+    for rank in range(size):
+        env = dict(os.environ, RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=str(size), OMP_NUM_THREADS="1")
+        env.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=port, GPUBRIDGE_EMULATE="")
+        env.update(GPUBRIDGE_ISLAND=",".join("ab"[r % 2] for r in range(size)), **extra)
+        pipe = subprocess.PIPE
+        found.append(subprocess.Popen([sys.executable, "-c", code], env=env, stdout=pipe, stderr=pipe, text=True))
+    return found
+
+
+def finish(processes: list[subprocess.Popen[str]]) -> list[tuple[int, str, str]]:
+    """(exit code, stdout, stderr) by rank; a process that does not end is an error."""
+    end = time.monotonic() + LIMIT_S
+    results = []
+    try:
+        for process in processes:
+            out, err = process.communicate(timeout=max(1.0, end - time.monotonic()))
+            results.append((process.returncode, out, err))
+    finally:
+        for process in processes:
+            if process.poll() is None:
+                process.kill()
+                process.wait()
+    return results
+
+
+def test_exit_without_destroy_keeps_the_code() -> None:
+    """C16: async work in flight, no destroy; each rank's own exit code, soon."""
+    body = """
+    works = [dist.all_reduce(torch.ones(1000000), async_op=True) for _ in range(5)]
+    dist.barrier()
+    sys.exit(3 + rank)
+    """
+    results = finish(launch(body))
+    assert [code for code, _, _ in results] == [3, 4], results
+
+
+def test_exit_while_a_peer_never_comes() -> None:
+    """C16: a pending receive that nobody serves does not hold the exit."""
+    body = """
+    if rank == 0:
+        dist.irecv(torch.ones(10), 1)
+    dist.barrier()
+    start = time.monotonic()
+    import atexit
+    atexit.register(lambda: None)
+    sys.exit(0)
+    """
+    start = time.monotonic()
+    results = finish(launch(body))
+    assert [code for code, _, _ in results] == [0, 0], results
+    assert time.monotonic() - start < 60
+
+
+def test_destroy_on_one_rank_returns() -> None:
+    """C15: only rank 0 destroys; it returns within 10 s, and rank 1 learns of it."""
+    body = """
+    t = torch.ones(4)
+    dist.all_reduce(t)
+    if rank == 0:
+        start = time.monotonic()
+        dist.destroy_process_group()
+        assert time.monotonic() - start < 10
+        print("destroyed")
+    else:
+        try:
+            dist.all_reduce(t)
+        except dist.DistBackendError as error:
+            print("told:", "rank 0" in str(error), str(error))
+    """
+    results = finish(launch(body))
+    assert results[0][0] == 0 and "destroyed" in results[0][1], results[0]
+    assert results[1][0] == 0 and "told: True" in results[1][1], results[1]
+
+
+def test_killed_peer_is_named_within_5_s() -> None:
+    """C9: SIGKILL while the others wait."""
+    body = """
+    dist.all_reduce(torch.ones(4))
+    if rank == 2:
+        os.kill(os.getpid(), signal.SIGKILL)
+    start = time.monotonic()
+    try:
+        while True:
+            dist.all_reduce(torch.ones(4))
+    except dist.DistBackendError as error:
+        assert time.monotonic() - start < 5, error
+        assert isinstance(error, ConnectionError), type(error)
+        print("named", "rank 2" in str(error), str(error))
+    """
+    results = finish(launch(body, size=3))
+    for rank in (0, 1):
+        assert "named True" in results[rank][1], results[rank]
+
+
+def test_new_group_after_an_abort() -> None:
+    """After an abort the same processes can make a new process group."""
+    body = """
+    dist.all_reduce(torch.ones(4))
+    if rank == 0:
+        dist.group.WORLD.abort()
+    else:
+        try:
+            while True:
+                dist.all_reduce(torch.ones(4))
+        except dist.DistBackendError:
+            pass
+    dist.destroy_process_group()
+    os.environ["MASTER_PORT"] = os.environ["SECOND_PORT"]
+    dist.init_process_group("gpubridge")
+    t = torch.ones(4)
+    dist.all_reduce(t)
+    assert t[0].item() == size
+    dist.destroy_process_group()
+    print("again")
+    """
+    results = finish(launch(body, SECOND_PORT=str(free_port())))
+    assert all(code == 0 and "again" in out for code, out, _ in results), results
+
+
+def test_interrupt_reaches_a_blocked_wait() -> None:
+    """Ctrl-C in a blocking collective whose peer does not come raises KeyboardInterrupt at once."""
+    body = """
+    dist.all_reduce(torch.ones(4))
+    if rank == 0:
+        threading.Timer(1.0, lambda: os.kill(os.getpid(), signal.SIGINT)).start()
+        try:
+            dist.all_reduce(torch.ones(4))
+        except KeyboardInterrupt:
+            print("interrupted")
+        dist.distributed_c10d._get_default_store().set("over", "1")
+    else:
+        dist.distributed_c10d._get_default_store().wait(["over"])
+    """
+    results = finish(launch(body))
+    assert "interrupted" in results[0][1], results[0]
+
+
+def test_fork_after_init() -> None:
+    """C18: children of a fork see an error, not a hang, and leave the parent's connections alone."""
+    body = """
+    dist.all_reduce(torch.ones(4))
+    pid = os.fork()
+    if pid == 0:
+        code = 1
+        try:
+            dist.all_reduce(torch.ones(4))
+        except dist.DistBackendError as error:
+            code = 0 if "fork" in str(error) else 2
+        os._exit(code)
+    assert os.waitpid(pid, 0)[1] == 0
+    t = torch.ones(4)
+    dist.all_reduce(t)
+    assert t[0].item() == size
+    dist.destroy_process_group()
+    print("well")
+    """
+    results = finish(launch(body))
+    assert all(code == 0 and "well" in out for code, out, _ in results), results
+
+
+def test_missing_rank_is_named_at_init() -> None:
+    """A member that never comes: the timeout names it."""
+    body = """
+    from datetime import timedelta
+    if rank == 0:
+        store = dist.TCPStore("127.0.0.1", int(os.environ["MASTER_PORT"]), 2, True, wait_for_workers=False)
+        try:
+            dist.init_process_group("gpubridge", store=store, rank=0, world_size=2, timeout=timedelta(seconds=2))
+        except dist.DistBackendError as error:
+            assert isinstance(error, TimeoutError)
+            print("said:", error)
+    """
+    results = finish(launch(body, init=""))
+    assert "rank(s) [1]" in results[0][1], results[0]
+
+
+def test_mixed_backends_are_refused() -> None:
+    """torch would drop the other backend without a word."""
+    body = """
+    try:
+        dist.init_process_group("cpu:gloo,cuda:gpubridge")
+    except ValueError as error:
+        print("refused:", error)
+    """
+    results = finish(launch(body, size=1, init=""))
+    assert "refused" in results[0][1] and "gloo" in results[0][1], results[0]
+
+
+def test_both_devices_by_name() -> None:
+    body = """
+    dist.init_process_group("cpu:gpubridge,cuda:gpubridge")
+    t = torch.ones(3)
+    dist.all_reduce(t)
+    assert t[0].item() == size
+    dist.destroy_process_group()
+    print("fine")
+    """
+    results = finish(launch(body, init=""))
+    assert all("fine" in out for _, out, _ in results), results
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "word"),
+    [
+        ("GPUBRIDGE_LANES", "many", "GPUBRIDGE_LANES"),
+        ("GPUBRIDGE_PORT_RANGE", "9-3", "GPUBRIDGE_PORT_RANGE"),
+        ("GPUBRIDGE_EMULATE", "cuda,hip", "local rank 2"),
+        ("GPUBRIDGE_SECRET_FILE", "/nowhere/secret", "/nowhere/secret"),
+    ],
+)
+def test_bad_settings_are_one_clear_error(name: str, value: str, word: str) -> None:
+    body = """
+    from datetime import timedelta
+    try:
+        dist.init_process_group("gpubridge", timeout=timedelta(seconds=20))
+    except dist.DistBackendError as error:
+        print("said:", error)
+        os._exit(0)  # the others wait for this rank, and their launcher would end them
+    """
+    processes = launch(body, size=3, init="", **{name: value})
+    results = finish(processes)
+    assert any(word in out for _, out, _ in results), results
+
+
+def test_nothing_of_a_vendor_is_linked() -> None:
+    """A13."""
+    from gpubridge import _native
+
+    text = subprocess.run(["ldd", str(Path(_native.find_library()))], capture_output=True, text=True, check=True).stdout
+    for word in ("cuda", "nccl", "rccl", "hip", "ibverbs", "nvidia"):
+        assert word not in text.lower()
