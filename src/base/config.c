@@ -88,8 +88,9 @@ static const struct gb_setting rows[] = {
     {.name = "GPUBRIDGE_ENCRYPT", .type = "off | on", .value = "off", .kind = KIND_CHOICE, .agreed = 1, .built = 1,
      .help = "Encrypt what crosses between hosts.",
      FIELD(encrypt)},
-    {.name = "GPUBRIDGE_CHECKSUM", .type = "off | on", .value = "on", .kind = KIND_CHOICE, .agreed = 1,
-     .help = "Checksum over the payload of every bulk frame; a damaged one raises and names the peer.",
+    {.name = "GPUBRIDGE_CHECKSUM", .type = "off | on | auto", .value = "auto", .kind = KIND_CHOICE, .agreed = 1,
+     .help = "Checksum over the payload of every bulk frame; a damaged one raises and names the peer. auto: between hosts; "
+             "inside one host the bytes only cross its memory. Headers and small messages always carry one.",
      FIELD(checksum)},
     {.name = "GPUBRIDGE_SELF_TEST", .type = "off | on", .value = "on", .kind = KIND_CHOICE, .agreed = 1,
      .scope = GB_SCOPE_COMM,

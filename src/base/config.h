@@ -32,6 +32,7 @@ enum gb_compression {
     GB_COMPRESSION_MXFP4,
     GB_COMPRESSION_AUTO
 };
+enum gb_checksum { GB_CHECKSUM_OFF, GB_CHECKSUM_ON, GB_CHECKSUM_AUTO };
 enum gb_poll { GB_POLL_SPIN, GB_POLL_ADAPTIVE, GB_POLL_EVENT };
 
 #define GB_FLAT_BYTES_AUTO UINT64_MAX
@@ -55,7 +56,7 @@ struct gb_settings {
     uint16_t port_range[2]; /* inclusive; 0, 0: any free port */
     char secret_file[1024]; /* "": the secret comes from the context's config */
     int32_t encrypt;        /* 0 / 1 */
-    int32_t checksum;       /* 0 / 1 */
+    int32_t checksum;         /* enum gb_checksum */
     int32_t self_test;      /* 0 / 1 */
     int32_t blocking_wait;  /* 0 / 1 */
     int32_t poll;           /* enum gb_poll */

@@ -113,7 +113,8 @@ static int check_pair(const struct gb_member_hello *mine, const struct gb_member
     return 0;
 }
 
-static int check_island(const struct gb_member_hello *mine, const struct gb_member_hello *other)
+static int check_island(const gpubridge_context *context, const struct gb_member_hello *mine,
+                        const struct gb_member_hello *other)
 {
     if (strcmp(mine->island, other->island) != 0 || !(mine->flags & GB_MEMBER_STAGED)) return 0;
     if (mine->device_kind != other->device_kind)
@@ -124,9 +125,10 @@ static int check_island(const struct gb_member_hello *mine, const struct gb_memb
     if (strcmp(mine->ccl, other->ccl) != 0 || !mine->ccl[0])
         return GB_FAIL(GPUBRIDGE_ERR_LIBRARY,
                        "island %s: rank %d has vendor library '%s', rank %d has '%s': one version of NCCL (RCCL) "
-                       "must be loadable on all of them",
+                       "must be loadable on all of them%s%s",
                        mine->island, mine->rank, mine->ccl[0] ? mine->ccl : "none", other->rank,
-                       other->ccl[0] ? other->ccl : "none");
+                       other->ccl[0] ? other->ccl : "none", context->ccl_missing[0] ? "; here: " : "",
+                       context->ccl_missing);
     return 0;
 }
 
@@ -147,7 +149,7 @@ static int read_hellos(gpubridge_comm *comm, int32_t rank, int32_t size, const v
         return GB_FAIL(GPUBRIDGE_ERR_INVALID, "the hello at position %d is not this process's own", rank);
     for (int32_t r = 0; r < size; r++) GB_TRY(check_pair(mine, &comm->members[r].hello, r));
     for (int32_t r = 0; r < size; r++)
-        if (r != rank) GB_TRY(check_island(mine, &comm->members[r].hello));
+        if (r != rank) GB_TRY(check_island(comm->context, mine, &comm->members[r].hello));
     return 0;
 }
 

@@ -40,19 +40,23 @@ static int open_launcher(gpubridge_context *context)
     return gb_launcher_open(context->device, gate, wake, context->net, &context->launcher);
 }
 
-/* An island of one rank needs no vendor library, so a missing one is only remembered here. */
-static void open_ccl(gpubridge_context *context, const char *path)
+/* An island of one rank needs no vendor library, so one that is not found is only remembered; one that was asked for by
+ * name must open. */
+static int open_ccl(gpubridge_context *context, const char *path)
 {
-    if (gb_ccl_open(context->device_kind, path, &context->ccl)) {
+    int rc = gb_ccl_open(context->device_kind, path, &context->ccl);
+    if (rc && path) return rc;
+    if (rc) {
         snprintf(context->ccl_missing, sizeof context->ccl_missing, "%s", gb_err_text());
         GB_INFO("no vendor collectives: %s", context->ccl_missing);
-        return;
+        return 0;
     }
     int version = gb_ccl_version(context->ccl);
     snprintf(context->ccl_name, sizeof context->ccl_name, "%s %d.%d.%d",
              context->device_kind == GPUBRIDGE_DEVICE_CUDA ? "NCCL" : "RCCL", version / 10000, version / 100 % 100,
              version % 100);
     GB_INFO("vendor collectives: %s", gb_ccl_describe(context->ccl));
+    return 0;
 }
 
 static const char *or_null(const char *path)
@@ -76,8 +80,8 @@ static int open_device(gpubridge_context *context)
     context->emulated = info->emulated;
     snprintf(context->device_id, sizeof context->device_id, "%s", info->pci);
     name_island(context, info->vendor, info->arch);
-    open_ccl(context, ccl_path);
-    int rc = open_launcher(context);
+    int rc = open_ccl(context, ccl_path);
+    if (!rc) rc = open_launcher(context);
     if (rc) gb_device_close(context->device);
     return rc;
 }

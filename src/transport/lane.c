@@ -41,7 +41,7 @@ static int tx_take(struct gb_lane *lane)
     }
     pthread_mutex_unlock(&link->lock);
     if (!m) return 0;
-    int sum = link->net->checksum && m->bytes > 0;
+    int sum = atomic_load_explicit(&link->checksum, memory_order_relaxed) && m->bytes > 0;
     struct gb_frame f = {.type = GB_FRAME_DATA,
                          .flags = (uint16_t)((sum ? GB_FRAME_SUM : 0) | (m->asked ? GB_FRAME_ASKED : 0)),
                          .group = m->key.group,

@@ -121,6 +121,8 @@ int gb_link_get(struct gb_net *net, const struct gb_net_peer *peer, struct gb_li
     }
     link->refs++;
     if (!link->claimed) {
+        int far = memcmp(to.host_id, net->own.host_id, 16) != 0;
+        atomic_store_explicit(&link->checksum, net->checksum == 2 ? far : net->checksum, memory_order_relaxed);
         link->claimed = 1;
         pthread_mutex_lock(&link->lock);
         link->request = to;

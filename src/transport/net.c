@@ -255,7 +255,9 @@ size_t gb_net_describe(struct gb_net *net, char *text, size_t capacity)
     if (net->own.count) gb_endpoint_text(&net->own.endpoint[0], net->own.port, where, sizeof where);
     int n = snprintf(text, capacity, "%s, reachable at %s (%u addresses), %u lanes per link, %u I/O workers%s",
                      net->base->name, where, net->own.count, net->lanes, net->nworkers,
-                     net->checksum ? ", payload checksums" : "");
+                     net->checksum == 1 ? ", payload checksums"
+                     : net->checksum    ? ", payload checksums between hosts"
+                                        : "");
     return n < 0 ? 0 : (size_t)n;
 }
 
@@ -292,8 +294,10 @@ static int configure(struct gb_net *net, const struct gb_net_config *c)
     net->port_low = c->port_low;
     net->port_high = c->port_high;
     uint32_t n = cores();
-    net->lanes = c->lanes ? c->lanes : (n >= 8 ? 4 : 2);
-    net->nworkers = c->workers ? c->workers : (n >= 16 ? 4 : n >= 8 ? 2 : 1);
+    /* Measured on loopback: one lane and its worker carry about 4 GB/s, and add up until about half the cores are busy.
+     */
+    net->lanes = c->lanes ? c->lanes : (n >= 16 ? 8 : n >= 8 ? 4 : 2);
+    net->nworkers = c->workers ? c->workers : (n >= 16 ? 8 : n >= 8 ? 4 : n >= 4 ? 2 : 1);
     if (net->lanes > GB_LANES_MAX || net->nworkers > GB_WORKERS_MAX)
         return GB_FAIL(GPUBRIDGE_ERR_SETTING, "%u lanes and %u workers; at most %u and %u", net->lanes, net->nworkers,
                        GB_LANES_MAX, GB_WORKERS_MAX);

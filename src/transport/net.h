@@ -59,7 +59,7 @@ struct gb_net_config {
     uint32_t workers;             /* I/O workers; 0: auto (by cores available to this process) */
     int64_t peer_timeout_ns;      /* silence of a peer's control thread that means death */
     int64_t connect_timeout_ns;
-    int checksum;                 /* payload checksums on bulk lanes */
+    int checksum;                 /* payload checksums on bulk lanes: 0 never, 1 always, 2 between hosts */
     const char *fault;            /* test only: fault specification (fault.h), or NULL */
 };
 

@@ -75,6 +75,7 @@ struct gb_link {
     char host[GB_HELLO_HOST];
     char label[GB_HELLO_HOST + 32];
     int refs, claimed;          /* guarded by net->lock */
+    _Atomic int checksum;       /* of what this end sends; set before the link is dialled, relaxed */
     struct gb_note *held_head, *held_tail; /* guarded by net->lock: events of a link nobody asked for yet */
     void *user;                 /* engine role */
     _Atomic int state;          /* enum gb_link_state; written under lock */

@@ -71,7 +71,7 @@ static void test_defaults(void **state)
     assert_int_equal(s.mem_bytes, 1024 * 1024 * 1024);
     assert_int_equal(s.peer_timeout_ns, 3000000000);
     assert_int_equal(s.log, GB_LOG_WARN);
-    assert_int_equal(s.checksum, 1);
+    assert_int_equal(s.checksum, GB_CHECKSUM_AUTO);
     assert_int_equal(s.self_test, 1);
     assert_int_equal(s.port_range[1], 0);
     assert_string_equal(s.island, "");
