@@ -10,6 +10,15 @@
 #pragma GCC optimize("O3,no-trapping-math") /* no flag is read; values stay the same */
 #endif
 
+/* The resolver of clones runs before the thread sanitizer is ready. */
+#if defined(__SANITIZE_THREAD__) && !defined(GB_NO_CLONES)
+#define GB_NO_CLONES
+#elif defined(__has_feature)
+#if __has_feature(thread_sanitizer) && !defined(GB_NO_CLONES)
+#define GB_NO_CLONES
+#endif
+#endif
+
 #if defined(__x86_64__) && defined(__OPTIMIZE__) && !defined(GB_NO_CLONES)
 #define GB_CLONES __attribute__((target_clones("arch=x86-64-v4", "arch=x86-64-v3", "default")))
 #else
