@@ -17,11 +17,10 @@ import statistics
 import time
 from pathlib import Path
 
+import gpubridge
+import gpubridge.torch
 import torch
 import torch.distributed as dist
-
-import gpubridge
-import gpubridge.torch  # noqa: F401
 
 
 def once(x: torch.Tensor, group: dist.ProcessGroup | None) -> float:
@@ -55,7 +54,7 @@ def main() -> None:
     parser.add_argument("--no-gloo", action="store_true")
     args = parser.parse_args()
     local = int(os.environ["LOCAL_RANK"])
-    torch.cuda.set_device(local if torch.cuda.device_count() > 1 else 0)
+    torch.cuda.set_device(local % torch.cuda.device_count())
     dist.init_process_group("gpubridge")
     gloo = None if args.no_gloo else dist.new_group(backend="gloo")
     rows = []
@@ -84,6 +83,7 @@ def main() -> None:
         report = {
             "what": "all_reduce f32 of CUDA tensors",
             "device": torch.cuda.get_device_name(),
+            "devices": torch.cuda.device_count(),
             "cpu": platform.processor() or platform.machine(),
             "cores": os.cpu_count(),
             "torch": torch.__version__,

@@ -196,7 +196,7 @@ struct gpubridge_op {
     uint64_t count;                 /* elements */
     const uint64_t *send_counts;    /* copied; see enum gpubridge_op_kind */
     const uint64_t *recv_counts;
-    double factor;                  /* PREMUL_SUM */
+    double factor;                  /* PREMUL_SUM; equal on all ranks */
     void *stream;                   /* CUstream / hipStream_t whose work comes first; ignored on CPU */
     int64_t timeout_ns;             /* <= 0: the comm's */
     uint64_t user;                  /* returned by gpubridge_completions */

@@ -7,6 +7,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <xxhash.h>
 
 #define FAR_FUTURE INT64_MAX
 
@@ -279,6 +280,8 @@ static void number(struct gb_op *op)
     } else {
         op->key.seq = group->next_seq++;
     }
+    if (op->reduce_op == GPUBRIDGE_PREMUL_SUM) /* flat plans multiply at the receiver: all ranks need one factor */
+        op->sig.plan_hash ^= (uint32_t)XXH3_64bits(&op->factor, sizeof op->factor);
     if (op->kind == GPUBRIDGE_ALL_TO_ALL) op->sig.count = 0; /* rows differ by rank */
 }
 

@@ -65,7 +65,7 @@ def rank_main(case: str, tested: int) -> None:
     import torch.distributed as dist
 
     rank = int(os.environ["RANK"])
-    torch.cuda.set_device(int(os.environ.get("GPU", "0")))
+    torch.cuda.set_device(rank % torch.cuda.device_count())
     dist.init_process_group("gpubridge")
     warm = torch.ones(NUMEL, device="cuda")
     dist.all_reduce(warm)

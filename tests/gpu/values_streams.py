@@ -4,7 +4,8 @@
     GPUBRIDGE_ISLAND=a,b torchrun --nproc-per-node 2 tests/gpu/values_streams.py [--rounds N]
     GPUBRIDGE_ISLAND=a,a,b,b torchrun --nproc-per-node 4 tests/gpu/values_streams.py
 
-All ranks may share one GPU: each then sets an NCCL_HOSTID of its own, so that NCCL forms a communicator over sockets.
+Ranks take the GPUs in turn.  With one GPU each sets an NCCL_HOSTID of its own, so that NCCL forms a communicator over
+sockets.
 """
 
 from __future__ import annotations
@@ -14,8 +15,10 @@ import json
 import os
 import sys
 import time
+from pathlib import Path
 
-import gpubridge.torch  # noqa: F401
+import gpubridge
+import gpubridge.torch
 import torch
 import torch.distributed as dist
 
@@ -153,12 +156,12 @@ def streams(rank: int, world: int, rounds: int) -> dict[str, int]:
 def main() -> int:
     parser = argparse.ArgumentParser()
     parser.add_argument("--rounds", type=int, default=300)
+    parser.add_argument("--out", type=Path)
     args = parser.parse_args()
-    if torch.cuda.device_count() < int(os.environ["WORLD_SIZE"]):
+    # Ranks of one island need devices of their own; with one GPU, NCCL is told that they sit on different hosts.
+    if torch.cuda.device_count() == 1:
         os.environ["NCCL_HOSTID"] = "rank" + os.environ["RANK"]
-        torch.cuda.set_device(0)
-    else:
-        torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
+    torch.cuda.set_device(int(os.environ["LOCAL_RANK"]) % torch.cuda.device_count())
     dist.init_process_group("gpubridge")
     rank = dist.get_rank()
     begin = time.monotonic()
@@ -170,6 +173,19 @@ def main() -> int:
     result["streams"] = streams(rank, dist.get_world_size(), args.rounds)
     result["total_s"] = round(time.monotonic() - begin, 1)
     print("RESULT " + json.dumps(result), flush=True)
+    every: list[object] = [None] * dist.get_world_size()
+    dist.all_gather_object(every, result)
+    if args.out and rank == 0:
+        report = {
+            "what": "values and stream order of CUDA tensors",
+            "device": torch.cuda.get_device_name(),
+            "devices": torch.cuda.device_count(),
+            "torch": torch.__version__,
+            "gpubridge": gpubridge.__version__,
+            "settings": {k: v for k, v in sorted(os.environ.items()) if k.startswith("GPUBRIDGE_") and "LIB" not in k},
+            "ranks": every,
+        }
+        args.out.write_text(json.dumps(report, indent=1) + "\n")
     dist.destroy_process_group()
     return 1 if result["values"]["wrong"] or result["streams"]["wrong"] else 0  # type: ignore[index]
 
