@@ -4,7 +4,8 @@
 Two ranks share one GPU as two single-rank islands (or use one each).  The rank under test starts a large asynchronous
 all_reduce; the other rank comes `LATE_S` later, so the whole device side of the operation stands enqueued behind closed
 flags.  Meanwhile the rank under test does one thing that takes locks in the driver.  Everything must finish once the
-late rank has come, with the right value.  Each case runs in processes of its own, since first uses happen once a process.
+late rank has come, with the right value.  Each case runs in processes of its own, since first uses happen once a
+process.
 
     python tests/gpu/deadlock_table.py [--out FILE.json] [--case NAME] [--gate on|off]
 """
