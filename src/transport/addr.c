@@ -125,7 +125,7 @@ static void by_route(struct gb_address_info *own, const char *master)
         GB_WARN("the master address %s does not resolve (%s); taking this host's first address", master,
                 gai_strerror(rc));
     for (struct addrinfo *a = found; a; a = a->ai_next) {
-        struct sockaddr_storage ss;
+        struct sockaddr_storage ss = {0};
         socklen_t len = sizeof ss;
         struct gb_endpoint e;
         int fd = socket(a->ai_family, SOCK_DGRAM | SOCK_CLOEXEC, 0);
@@ -160,7 +160,10 @@ int gb_addr_choose(struct gb_net *net)
         return GB_FAIL(GPUBRIDGE_ERR_SYSTEM, "cannot list the network interfaces: errno %d", errno);
     const char *list = net->ifname;
     int from = 0, rc = 0;
-    while (!list[0] && ++from < 3) list = getenv(names[from]) ? getenv(names[from]) : "";
+    while (!list[0] && ++from < 3) {
+        const char *value = getenv(names[from]);
+        if (value) list = value;
+    }
     if (list[0]) {
         rc = by_list(own, all, names[from], list);
     } else {

@@ -134,8 +134,8 @@ void gb_net_close(struct gb_net *net, int status, const char *farewell)
     close_fd(net->wake_fd);
     close_fd(net->control_epoll);
     close_fd(net->control_fd);
-    free(net->link);
-    free(net->express);
+    free((void *)net->link);
+    free((void *)net->express);
     free(net->ring);
     free(net->cancelled.item);
     if (net->secret) explicit_bzero(net->secret, net->secret_bytes);

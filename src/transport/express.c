@@ -224,7 +224,7 @@ void gb_express_attach(struct gb_link *link)
     if (!link->in) link->in = malloc(GB_EXPRESS_IN);
     if (net->expresses == net->express_capacity) {
         size_t capacity = net->express_capacity ? 2 * net->express_capacity : 16;
-        struct gb_link **grown = realloc(net->express, capacity * sizeof(struct gb_link *));
+        struct gb_link **grown = (struct gb_link **)realloc((void *)net->express, capacity * sizeof(struct gb_link *));
         if (grown) {
             net->express = grown;
             net->express_capacity = capacity;

@@ -71,8 +71,9 @@ int gb_fault_open(struct gb_net *net, const char *spec)
     net->fault = f;
     for (const char *s = spec; *s;) {
         size_t n = strcspn(s, ";");
-        if (f->items == GB_FAULTS || parse_item(s, n, &f->item[f->items++]) != 0)
+        if (f->items == GB_FAULTS || parse_item(s, n, &f->item[f->items]) != 0)
             return GB_FAIL(GPUBRIDGE_ERR_SETTING, "bad fault specification \"%s\"; see transport/fault.h", spec);
+        f->items++;
         s += n + (s[n] == ';');
     }
     net->via = &gb_transport_fault;

@@ -69,12 +69,14 @@ static int inproc_accept(struct gb_net *net, struct gb_sock *sock, char *where, 
     int rc = GPUBRIDGE_AGAIN;
     pthread_mutex_lock(&lock);
     struct entry *e = find(net, NULL);
-    if (e && e->count > 0 && read(net->listener, &one, sizeof one) == (ssize_t)sizeof one) {
+    if (e && e->count > 0) {
         sock->fd = e->waiting[0];
         memmove(e->waiting, e->waiting + 1, (size_t)--e->count * sizeof e->waiting[0]);
         rc = 0;
     }
     pthread_mutex_unlock(&lock);
+    /* One count per waiting end, so the descriptor stays readable while there are more. */
+    if (rc == 0) (void)!read(net->listener, &one, sizeof one);
     snprintf(where, capacity, "this process");
     return rc;
 }

@@ -27,7 +27,7 @@ struct gb_link *gb_link_make(struct gb_net *net, const uint8_t uuid[16], int32_t
 {
     if (net->links == net->link_capacity) {
         size_t capacity = net->link_capacity ? 2 * net->link_capacity : 16;
-        struct gb_link **grown = realloc(net->link, capacity * sizeof(struct gb_link *));
+        struct gb_link **grown = (struct gb_link **)realloc((void *)net->link, capacity * sizeof(struct gb_link *));
         if (!grown) return NULL;
         net->link = grown;
         net->link_capacity = capacity;

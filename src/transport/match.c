@@ -102,7 +102,7 @@ static struct gb_msg *find(const struct gb_match_table *t, const struct gb_key *
 /* Growth is a wish: without memory the chains just get longer. */
 static void grow(struct gb_match_table *t)
 {
-    struct gb_msg **bucket = calloc(2 * t->size, sizeof *bucket);
+    struct gb_msg **bucket = (struct gb_msg **)calloc(2 * t->size, sizeof *bucket);
     if (!bucket) return;
     for (size_t i = 0; i < t->size; i++)
         for (struct gb_msg *m = t->bucket[i], *next; m; m = next) {
@@ -111,7 +111,7 @@ static void grow(struct gb_match_table *t)
             m->chain = bucket[h];
             bucket[h] = m;
         }
-    free(t->bucket);
+    free((void *)t->bucket);
     t->bucket = bucket;
     t->size *= 2;
 }
@@ -216,8 +216,8 @@ int gb_match_init(struct gb_match *mt, const struct gb_match_hooks *hooks, void 
                             .free_slot = UINT32_MAX,
                             .credit = GB_CREDIT_UNITS};
     mt->send.size = mt->recv.size = 64;
-    mt->send.bucket = calloc(64, sizeof *mt->send.bucket);
-    mt->recv.bucket = calloc(64, sizeof *mt->recv.bucket);
+    mt->send.bucket = (struct gb_msg **)calloc(64, sizeof *mt->send.bucket);
+    mt->recv.bucket = (struct gb_msg **)calloc(64, sizeof *mt->recv.bucket);
     if (mt->send.bucket && mt->recv.bucket) return 0;
     gb_match_fini(mt);
     return GB_FAIL(GPUBRIDGE_ERR_NO_MEMORY, "no memory for a link's message tables");
@@ -228,8 +228,8 @@ void gb_match_fini(struct gb_match *mt)
     for (size_t i = 0; mt->recv.bucket && i < mt->recv.size; i++)
         for (struct gb_msg *m = mt->recv.bucket[i]; m; m = m->chain)
             if (m->kind == GB_MSG_EARLY) free(m->buf);
-    free(mt->send.bucket);
-    free(mt->recv.bucket);
+    free((void *)mt->send.bucket);
+    free((void *)mt->recv.bucket);
     free(mt->slot);
     while (mt->slabs) {
         struct gb_msg_slab *next = mt->slabs->next;

@@ -91,7 +91,7 @@ static int tcp_listen(struct gb_net *net)
             "port of its own",
             low, high, strerror(-fd));
     if (fd < 0) return GB_FAIL(GPUBRIDGE_ERR_SYSTEM, "no listening socket: %s", strerror(-fd));
-    struct sockaddr_storage ss;
+    struct sockaddr_storage ss = {0};
     socklen_t len = sizeof ss;
     if (getsockname(fd, (struct sockaddr *)&ss, &len) != 0) {
         close(fd);
@@ -120,24 +120,31 @@ static void tune(int fd)
 
 static int tcp_accept(struct gb_net *net, struct gb_sock *sock, char *where, size_t capacity)
 {
-    struct sockaddr_storage ss;
-    socklen_t len = sizeof ss;
+    union {
+        struct sockaddr any;
+        struct sockaddr_in v4;
+        struct sockaddr_in6 v6;
+    } from;
+    memset(&from, 0, sizeof from);
+    socklen_t len = sizeof from;
     int fd;
-    do fd = accept4(net->listener, (struct sockaddr *)&ss, &len, SOCK_CLOEXEC | SOCK_NONBLOCK);
+    do fd = accept4(net->listener, &from.any, &len, SOCK_CLOEXEC | SOCK_NONBLOCK);
     while (fd < 0 && (errno == EINTR || errno == ECONNABORTED));
     if (fd < 0 && errno == EAGAIN) return GPUBRIDGE_AGAIN;
     if (fd < 0) return GB_FAIL(GPUBRIDGE_ERR_SYSTEM, "cannot accept a connection: %s", strerror(errno));
     tune(fd);
+    static const uint8_t mapped[12] = {[10] = 0xff, [11] = 0xff};
     struct gb_endpoint e = {.family = 4};
-    struct sockaddr_in6 *a6 = (struct sockaddr_in6 *)&ss;
-    struct sockaddr_in *a4 = (struct sockaddr_in *)&ss;
-    if (ss.ss_family == AF_INET)
-        memcpy(e.addr, &a4->sin_addr, 4);
-    else if (IN6_IS_ADDR_V4MAPPED(&a6->sin6_addr))
-        memcpy(e.addr, a6->sin6_addr.s6_addr + 12, 4);
-    else
-        e.family = 6, memcpy(e.addr, &a6->sin6_addr, 16);
-    gb_endpoint_text(&e, ntohs(ss.ss_family == AF_INET ? a4->sin_port : a6->sin6_port), where, capacity);
+    uint16_t port = from.v6.sin6_port; /* at the same place in both */
+    if (from.any.sa_family == AF_INET) {
+        memcpy(e.addr, &from.v4.sin_addr, 4);
+    } else if (memcmp(&from.v6.sin6_addr, mapped, sizeof mapped) == 0) {
+        memcpy(e.addr, (const uint8_t *)&from.v6.sin6_addr + 12, 4);
+    } else {
+        e.family = 6;
+        memcpy(e.addr, &from.v6.sin6_addr, 16);
+    }
+    gb_endpoint_text(&e, ntohs(port), where, capacity);
     sock->fd = fd;
     return 0;
 }
