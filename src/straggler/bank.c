@@ -27,11 +27,12 @@
 #define GB_INLINE static inline __attribute__((always_inline))
 #define GB_EACH   for (int l = lo; l < hi; l++)
 
+/* Every choice below compares and selects values of one width: mixed widths keep gcc from vectorising. */
 struct scores {
-    double psi[GB_LANES];           /* clipped at 2, in units of the anchor's scale */
-    double v[3][GB_LANES];          /* centred, in long-run units: clipped at 2, 4, 6 */
-    uint32_t zero_up[GB_LANES], zero_down[GB_LANES]; /* the slowest armed member's score is at zero */
-    uint32_t alert[GB_LANES];
+    double psi[GB_LANES];  /* clipped at 2, in units of the anchor's scale */
+    double v[3][GB_LANES]; /* centred, in long-run units: clipped at 2, 4, 6 */
+    float slow_up[GB_LANES], slow_down[GB_LANES]; /* scores of the slowest armed member; 0 when none is armed */
+    double alert[GB_LANES];
 };
 
 GB_INLINE double clipped(double z, double c)
@@ -49,8 +50,9 @@ GB_INLINE void score(struct gb_hot *h, const double *x, struct scores *s, int lo
         s->v[0][l] = (s->psi[l] - c) * o;
         s->v[1][l] = (clipped(z, 4.0) - c) * o;
         s->v[2][l] = (clipped(z, 6.0) - c) * o;
-        s->alert[l] = z > (double)h->gross[l];
-        h->q_in[l] = h->q_in[l] + (z > -2.0 && z < 2.0 ? 1.0f : 0.0f);
+        s->alert[l] = z > (double)h->gross[l] ? 1.0 : 0.0;
+        double in = z > -2.0 ? 1.0 : 0.0;
+        h->q_in[l] = (float)((double)h->q_in[l] + (z < 2.0 ? in : 0.0));
         h->tail[0][l] = (uint16_t)(h->tail[0][l] + (z > 2.0));
         h->tail[1][l] = (uint16_t)(h->tail[1][l] + (z > 3.0));
         h->tail[2][l] = (uint16_t)(h->tail[2][l] + (z > 4.0));
@@ -72,15 +74,15 @@ GB_INLINE void member(struct gb_hot *h, struct scores *s, const struct gb_tables
     {
         double a = (double)up[l] + (v[l] - k), b = (double)down[l] + (-v[l] - k);
         float u = (float)(a > 0.0 ? a : 0.0), d = (float)(b > 0.0 ? b : 0.0);
+        double limit = reference * (double)h->guard[l], hit = (double)u >= limit ? 1.0 : s->alert[l];
         up[l] = u;
         down[l] = d;
         up_run[l] = u > 0.0f ? up_run[l] + 1.0f : 0.0f;
         down_run[l] = d > 0.0f ? down_run[l] + 1.0f : 0.0f;
-        double limit = reference * (double)h->guard[l];
-        uint32_t slow = h->flags[l] >> GB_SLOW_SHIFT, other = slow != mine;
-        s->zero_up[l] &= other | (u == 0.0f);
-        s->zero_down[l] &= other | (d == 0.0f);
-        s->alert[l] |= ((double)u >= limit) | ((double)d >= limit);
+        uint32_t slow = h->flags[l] >> GB_SLOW_SHIFT;
+        s->slow_up[l] = slow == mine ? u : s->slow_up[l];
+        s->slow_down[l] = slow == mine ? d : s->slow_down[l];
+        s->alert[l] = (double)d >= limit ? 1.0 : hit;
     }
 }
 
@@ -89,26 +91,28 @@ GB_INLINE void commit(struct gb_hot *h, const struct scores *s, int lo, int hi)
 {
     GB_EACH
     {
-        uint32_t f = h->flags[l], down_older = f & GB_DOWN_OLDER;
-        uint32_t old = down_older ? s->zero_down[l] : s->zero_up[l];
-        uint32_t young = down_older ? s->zero_up[l] : s->zero_down[l];
+        uint32_t f = h->flags[l];
+        double down_older = (double)(int32_t)(f & GB_DOWN_OLDER), frozen = (double)(int32_t)(f & GB_FROZEN);
+        double up = (double)s->slow_up[l], down = (double)s->slow_down[l];
+        double old = down_older != 0.0 ? down : up, young = down_older != 0.0 ? up : down; /* zero: see below */
         double bn = (double)h->older_count[l], bs = (double)h->older_sum[l];
         double dn = (double)h->newer_count[l] + 1.0, ds = (double)(float)((double)h->newer_sum[l] + s->psi[l]);
-        uint32_t both = old & young;
-        double add_n = old ? bn + (both ? dn : 0.0) : 0.0, add_s = old ? bs + (both ? ds : 0.0) : 0.0;
-        double next_bn = both ? 0.0 : old ? dn : young ? bn + dn : bn;
-        double next_bs = both ? 0.0 : old ? ds : young ? bs + ds : bs;
-        h->newer_count[l] = (float)(old | young ? 0.0 : dn);
-        h->newer_sum[l] = (float)(old | young ? 0.0 : ds);
-        h->older_count[l] = (float)next_bn;
-        h->older_sum[l] = (float)next_bs;
-        uint32_t flip = old & (young ^ 1u);
-        h->flags[l] = f ^ flip;
-        double c = (double)h->centre[l], m = (double)h->count[l] + add_n;
+        /* young at zero: `newer` joins `older`; old at zero too: all of it is committed, else what `older` was. */
+        double joined_n = young == 0.0 ? bn + dn : bn, joined_s = young == 0.0 ? bs + ds : bs;
+        double add_n = old == 0.0 ? joined_n : 0.0, add_s = old == 0.0 ? joined_s : 0.0;
+        double left_n = young == 0.0 ? 0.0 : dn, left_s = young == 0.0 ? 0.0 : ds; /* not in `joined` */
+        double flip = young == 0.0 ? 0.0 : 1.0;
+        flip = old == 0.0 ? flip : 0.0;
+        h->older_count[l] = (float)(old == 0.0 ? left_n : joined_n);
+        h->older_sum[l] = (float)(old == 0.0 ? left_s : joined_s);
+        h->newer_count[l] = (float)(old == 0.0 ? 0.0 : left_n);
+        h->newer_sum[l] = (float)(old == 0.0 ? 0.0 : left_s);
+        h->flags[l] = f ^ (uint32_t)(int32_t)flip;
+        double c = (double)h->centre[l], n = (double)h->count[l], m = n + add_n;
         double moved = c + (add_s - add_n * c) / (m > 0.0 ? m : 1.0);
-        uint32_t learn = (add_n > 0.0) & ((f & GB_FROZEN) == 0);
-        h->centre[l] = learn ? (float)moved : h->centre[l];
-        h->count[l] = learn ? (float)(m < GB_MEMORY ? m : GB_MEMORY) : h->count[l];
+        double taken = frozen != 0.0 ? 0.0 : add_n, capped = m < GB_MEMORY ? m : GB_MEMORY;
+        h->centre[l] = (float)(taken > 0.0 ? moved : c);
+        h->count[l] = (float)(taken > 0.0 ? capped : n);
     }
 }
 
@@ -123,20 +127,26 @@ GB_INLINE void gather(struct gb_hot *h, struct scores *s, int lo, int hi)
         h->q3[l] = (float)((double)h->q3[l] + p2 * p);
         h->q11[l] = (float)((double)h->q11[l] + p * (double)h->prev[l]);
         h->prev[l] = (float)p;
-        s->alert[l] |= h->q_count[l] >= (float)GB_BATCH;
+        s->alert[l] = (double)h->q_count[l] >= (double)GB_BATCH ? 1.0 : s->alert[l];
     }
 }
 
 GB_INLINE unsigned advance(struct gb_hot *h, const double *x, const struct gb_tables *t, int lo, int hi)
 {
     struct scores s;
-    GB_EACH s.zero_up[l] = s.zero_down[l] = 1;
+    GB_EACH s.slow_up[l] = s.slow_down[l] = 0.0f;
     score(h, x, &s, lo, hi);
-    for (int j = 0; j < GB_MEMBERS; j++) member(h, &s, t, j, lo, hi);
+    /* Written out so that every compiler sees constant members and vectorises across the lanes. */
+    member(h, &s, t, 0, lo, hi);
+    member(h, &s, t, 1, lo, hi);
+    member(h, &s, t, 2, lo, hi);
+    member(h, &s, t, 3, lo, hi);
+    member(h, &s, t, 4, lo, hi);
+    member(h, &s, t, 5, lo, hi);
     commit(h, &s, lo, hi);
     gather(h, &s, lo, hi);
     unsigned alert = 0;
-    GB_EACH alert |= (unsigned)s.alert[l] << l;
+    GB_EACH alert |= (s.alert[l] != 0.0 ? 1u : 0u) << l;
     return alert;
 }
 

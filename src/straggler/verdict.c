@@ -7,7 +7,7 @@
 #include <math.h>
 
 /* Interval constants, tuned on seeds that no published figure uses (section 9.2). */
-static const double magnitude_bias = 0.90, magnitude_low = 2.3, magnitude_high = 2.3;
+static const double magnitude_bias = 0.90, magnitude_low = 2.3, magnitude_high = 3.2, gross_error = 3.45;
 static const double onset_before = 20.0, onset_after = 16.0;
 #define RECOVER_NATS 10.0
 
@@ -144,7 +144,7 @@ static void watch_gross(struct gpubridge_straggler *e, int kind, int index, doub
     if (c->gross_run < 3) return;
     double mean = (double)a->gross_sum / (double)c->gross_run, unit = 1.0 / (double)h->inv_scale[lane];
     struct size s = {.run = 3.0, .shift = 2.0, .mid = mean * unit};
-    double error = magnitude_high * 1.5 * unit / sqrt(3.0);
+    double error = gross_error * unit / sqrt(3.0);
     s.low = s.mid > error ? s.mid - error : 0.0;
     s.high = s.mid + error;
     if (s.low > e->tables.min_log) confirm(e, kind, index, GPUBRIDGE_STRAGGLER_RULE_GROSS, 0, 1, &s);

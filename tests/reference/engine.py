@@ -290,7 +290,7 @@ class Reference:
             if s.gross_run >= 3:
                 mean, unit = s.gross_sum / s.gross_run, 1.0 / s.inv_scale
                 mid = mean * unit
-                half = 2.3 * 1.5 * unit / math.sqrt(3.0)
+                half = 3.45 * unit / math.sqrt(3.0)
                 low = mid - half if mid > half else 0.0
                 if low > self.t.min_log:
                     self._confirm(kind, i, s, RULE_GROSS, 0, 1, (2.0, 3.0, low, mid, mid + half))
@@ -312,13 +312,12 @@ class Reference:
         shift = score / n + self.t.k[j]
         error = math.sqrt(1.0 / n + 1.0 / s.count)
         mid = shift * 0.9
-        wide = 2.3 * error
         return (
             shift,
             n,
-            self._log_shift(s, j, mid - wide),
+            self._log_shift(s, j, mid - 2.3 * error),
             self._log_shift(s, j, mid),
-            self._log_shift(s, j, mid + wide),
+            self._log_shift(s, j, mid + 3.2 * error),
             self._log_shift(s, j, mid - error),
         )
 
