@@ -1,11 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """Runs the calibration plan: seeded, resumable, with a progress bar.
 
-    python tests/calibration/run.py --plan tests/calibration/plan.json --out bench/results/straggler [--jobs 2] [--only count]
+    python tests/calibration/run.py --plan PLAN.json --out bench/results/straggler [--jobs 2] [--only alarms]
 
-Each task of the plan is one run of a program (`count`, `delay`, `member`), given as a name, a tool and `key=value` arguments. A
-result is one JSON line in OUT/NAME.jsonl, with the command that made it; a task whose command is there already is skipped, so an interrupted
-run goes on where it stopped. The programs are compiled for this machine with clang where there is one; bits do not depend on it.
+Each task of the plan is one run of a program (`count`, `delay`, `member`), given as a name, a tool and `key=value`
+arguments. A result is one JSON line in OUT/NAME.jsonl, with the command that made it; a task whose command is there
+already is skipped, so an interrupted run goes on where it stopped. The programs are compiled for this machine with
+clang where there is one; bits do not depend on it.
 """
 
 from __future__ import annotations

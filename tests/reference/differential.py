@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Differential test: random jobs through the C engine (any number of builds) and through the Python reference, every byte compared.
+"""Differential test: random jobs through builds of the C engine and through the Python reference, all bytes compared.
 
     python -m tests.reference.differential --jobs 200 --seed 1 BUILD...
 
-BUILD is a `replay_states` program, or `qemu-aarch64:PROGRAM`.  One JSON line says how much was compared; exit status 1 on a difference.
+BUILD is a `replay_states` program, or `qemu-aarch64:PROGRAM`.  One JSON line says how much was compared; exit status 1
+on a difference.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The engine of docs/straggler-engine.md: steps, common mode, verdicts, last arrivals, state bytes (sections 3, 7 to 11)."""
+"""The engine of docs/straggler-engine.md: steps, common mode, verdicts, arrivals, state bytes (3, 7 to 11)."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import struct
 from collections.abc import Sequence
 
 from .numbers import CLIPS, INF, Tables, clip, clipped_inverse, exp, f32, log
-from .stream import CONFIRMED, LEVEL, NONE, NO_STEP, RECOVERING, RUN, SCALE, WARMUP, Stream
+from .stream import CONFIRMED, LEVEL, NO_STEP, NONE, RECOVERING, RUN, SCALE, WARMUP, Stream
 
 (
     STATE_WARMUP,

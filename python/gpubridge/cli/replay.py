@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """`gpubridge replay FILE`: recomputes the verdicts of a recorded straggler stream.
 
-The engine is deterministic, so the same file gives the same verdicts on every machine. `--states` also prints a checksum over all
-states after every record, to compare two machines to the last bit.
+The engine is deterministic, so the same file gives the same verdicts on every machine. `--states` also prints a
+checksum over all states after every record, to compare two machines to the last bit.
 """
 
 from __future__ import annotations
@@ -26,7 +26,8 @@ def describe(event: Event) -> str:
     who = f"rank {event.rank}" if event.rank >= 0 else f"group {-1 - event.rank} as a whole"
     if event.target is State.CONFIRMED:
         rule = Rule(event.rule).name.lower()
-        what = f"{_size(event.slowdown)} against its own past, since step {event.onset[0]} ({event.onset[1]} to {event.onset[2]}), by {rule}"
+        since = f"{event.onset[0]} ({event.onset[1]} to {event.onset[2]})"
+        what = f"{_size(event.slowdown)} against its own past, since step {since}, by {rule}"
     else:
         what = f"{event.source.name.lower()} -> {event.target.name.lower()}"
     return f"step {event.step}: {who}, kind {event.kind}: {what}"

@@ -210,7 +210,7 @@ class Engine:
 
     Args:
         ranks: number of ranks; kinds: sorts of time per rank (computation, input, ...).
-        groups: group number per rank; ranks of one group are peers and lend each other their common mode. None: all of one.
+        groups: group number per rank; ranks of one group are peers and share a common mode. None: all of one.
         classes: device class per rank, for "slower than its class".
         alarms, days, steps_per_second: the budget: so many false alarms in so many days over all ranks and kinds.
         min_slowdown: smallest relative change that matters.
@@ -295,8 +295,8 @@ class Engine:
         present: Sequence[int] | None = None,
         last: Sequence[int] | None = None,
     ) -> None:
-        """One step of all streams: seconds[kind * ranks + rank] > 0; present 0 marks what is missing; last[group] is the rank
-        that arrived last, or -1. `number` must grow.
+        """One step of all streams: seconds[kind * ranks + rank] > 0; present 0 marks what is missing; last[group] is
+        the rank that arrived last, or -1. `number` must grow.
 
         Raises:
             GpuBridgeError: a bad value or an old number; nothing has changed then.
@@ -333,7 +333,8 @@ class Engine:
         _call("report", self._handle, rank, kind, byref(r))
         standing = r.rule != 0
         return Report(
-            State(r.state), Answer(r.answers), Rule(r.rule), r.score, r.level_seconds, r.noise, int(r.learned_steps), bool(r.has_peers),
+            State(r.state), Answer(r.answers), Rule(r.rule), r.score, r.level_seconds, r.noise, int(r.learned_steps),
+            bool(r.has_peers),
             (r.slowdown, r.slowdown_low, r.slowdown_high) if standing else None,
             (r.onset, r.onset_low, r.onset_high) if standing else None,
             r.class_ratio, r.last_share, r.min_detectable if r.min_detectable >= 0 else None,
