@@ -205,10 +205,13 @@ static int progress(struct gb_engine *engine)
     return busy;
 }
 
-/* Nothing happened since `idle_ns`: yield for a while, then sleep until something can have happened. */
+/* Nothing happened since `idle_ns`: yield for a while, then sleep until something can have happened.  While I/O workers
+ * move bulk data, yielding would only take the processor from them (measured: 64 MiB over four ranks on two cores took
+ * three times as long). */
 static void relax(struct gb_engine *engine, uint64_t now, uint64_t idle_ns, int64_t limit_ns)
 {
-    if ((int64_t)(now - idle_ns) < engine->config.spin_ns) {
+    int workers_move = engine->bulk && !engine->staged;
+    if (!workers_move && (int64_t)(now - idle_ns) < engine->config.spin_ns) {
         sched_yield();
         return;
     }

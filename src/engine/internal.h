@@ -35,6 +35,7 @@ struct gb_engine {
     /* engine role */
     struct gb_group *groups;
     struct gb_op *staged;         /* staged operations in flight, by staged_next */
+    uint32_t bulk;                /* messages in flight that I/O workers move */
     uint64_t tick_ns;
     struct gb_notify notify;
 };

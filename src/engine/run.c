@@ -107,8 +107,10 @@ static void start_step(struct gb_op *op, struct gb_cell *cell)
     cell->state = GB_CELL_STARTED;
     if (step->kind == GB_STEP_SEND || step->kind == GB_STEP_RECV) {
         op->started++;
+        op->engine->bulk += step->bytes > GB_EAGER_BYTES;
         int rc = start_message(op, cell, step);
         if (rc) {
+            op->engine->bulk -= step->bytes > GB_EAGER_BYTES;
             op->started--;
             gb_op_fail(op, rc, gb_err_text());
         }
@@ -206,6 +208,8 @@ void gb_op_message_done(struct gb_cell *cell, const struct gb_net_event *event)
         return;
     }
     const struct gb_step *step = op->xplan->plan->steps + index_of(cell);
+    int is_message = step->kind == GB_STEP_SEND || step->kind == GB_STEP_RECV;
+    op->engine->bulk -= is_message && step->bytes > GB_EAGER_BYTES;
     uint64_t now = gb_now_ns();
     op->progress_ns = now;
     if (op->is_aborting) {
@@ -215,7 +219,7 @@ void gb_op_message_done(struct gb_cell *cell, const struct gb_net_event *event)
     if (event->status) {
         fail_message(op, step, event);
     } else {
-        if (step->kind == GB_STEP_SEND || step->kind == GB_STEP_RECV) {
+        if (is_message) {
             count_message(op, step, event->start_ns, now);
             if (step->kind == GB_STEP_RECV) op->group->arrived[step->peer] = 1;
         }
