@@ -55,7 +55,8 @@ step_venv() {
     rm -rf .venv
     "$base" -m venv .venv
     install_torch
-    .venv/bin/python -m pip install --quiet --disable-pip-version-check -r requirements-test.txt
+    .venv/bin/python -m pip install --quiet --disable-pip-version-check -r requirements-test.txt ||
+        die "the test tools of requirements-test.txt could not be installed"
     printf '%s' "$want" >"$stamp"
 }
 
