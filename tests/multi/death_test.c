@@ -113,7 +113,8 @@ static void expect_named(const char *what, const char *rank, const char *op)
 static void death_body(struct rank *rank)
 {
     int fds = count_entries("/proc/self/fd"), rc = 0;
-    int64_t *x = calloc(LARGE, sizeof *x);
+    static int64_t *x; /* static: not lost, for a leak checker, where the victim exits */
+    x = calloc(LARGE, sizeof *x);
     if (!x) abort();
     rank_open(rank);
     gpubridge_comm *comm = rank_comm(rank, "world", NULL, 0);
