@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
- * A link that delivers wrong bytes is found while the comm is made, and named.  The wrong byte is made by the fault transport
- * below the frames; checksums are off, or they would find it first (which the second case shows). */
+ * A link that delivers wrong bytes is found while the comm is made, and named.  The wrong byte is made by the fault
+ * transport below the frames; checksums are off, or they would find it first (which the second case shows). */
 #include "ranks.h"
 
 #include <string.h>
@@ -35,8 +35,8 @@ int main(void)
     /* Offset 5,000 of the first bulk lane lies in the payload of the first granted message (64-byte headers). */
     int failed = ranks_run(2, ab, "GPUBRIDGE_CHECKSUM=off\nGPUBRIDGE_LANES=1\nGPUBRIDGE_FAULT=bulk0:corrupt@5000\n", 60,
                            self_test_finds_it, "self-test");
-    failed += ranks_run(2, ab, "GPUBRIDGE_CHECKSUM=on\nGPUBRIDGE_LANES=1\nGPUBRIDGE_FAULT=bulk0:corrupt@5000\n", 60, checksum_finds_it,
-                        "checksum");
+    failed += ranks_run(2, ab, "GPUBRIDGE_CHECKSUM=on\nGPUBRIDGE_LANES=1\nGPUBRIDGE_FAULT=bulk0:corrupt@5000\n", 60,
+                        checksum_finds_it, "checksum");
     printf("%s\n", failed ? "FAILED" : "ok");
     return failed != 0;
 }
