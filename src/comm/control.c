@@ -215,11 +215,39 @@ static void probe(gpubridge_comm *comm, uint64_t now)
     tell_members(comm, &message);
 }
 
+/* A broadcast whose ranks name two roots finishes on both of them; only the message that nobody wants tells. */
+static void find_unwanted(gpubridge_comm *comm)
+{
+    struct gb_group *group = &comm->group;
+    const struct gb_op *op = group->ops_head;
+    while (op && op->is_p2p) op = op->next;
+    uint32_t before = op ? op->key.seq : group->last_seq;
+    for (uint32_t r = 0; r < group->size; r++) {
+        struct gb_key key;
+        struct gb_sig theirs, mine;
+        if (!group->links[r] || !gb_link_stale(group->links[r], group->id, before, &key, &theirs)) continue;
+        char name[128], text[400];
+        gb_sig_text(&theirs, key.seq, name, sizeof name);
+        snprintf(text, sizeof text,
+                 "ranks disagree: %s sent a message of %s that rank %u does not know: all ranks must call the same "
+                 "operations with the same arguments in the same order",
+                 group->labels[r], name, group->rank);
+        if (gb_group_history(group, key.seq, &mine))
+            disagree(comm, (int)r, key.seq, &mine, &theirs);
+        else
+            gb_group_abort(group, GPUBRIDGE_ERR_MISMATCH, text, 1);
+        return;
+    }
+}
+
 static void on_tick(void *arg, uint64_t now)
 {
     gpubridge_context *context = arg;
-    for (gpubridge_comm *comm = context->comms; comm; comm = comm->next)
-        if (!atomic_load_explicit(&comm->group.status, memory_order_relaxed)) probe(comm, now);
+    for (gpubridge_comm *comm = context->comms; comm; comm = comm->next) {
+        if (atomic_load_explicit(&comm->group.status, memory_order_relaxed)) continue;
+        probe(comm, now);
+        find_unwanted(comm);
+    }
 }
 
 /* ---- vendor turns ---- */

@@ -30,6 +30,12 @@ static int reduces(int kind)
     return kind == GPUBRIDGE_ALL_REDUCE || kind == GPUBRIDGE_REDUCE || kind == GPUBRIDGE_REDUCE_SCATTER;
 }
 
+static int is_rooted(int kind)
+{
+    return kind == GPUBRIDGE_BROADCAST || kind == GPUBRIDGE_REDUCE || kind == GPUBRIDGE_GATHER ||
+           kind == GPUBRIDGE_SCATTER;
+}
+
 void gb_sig_text(const struct gb_sig *sig, uint32_t seq, char *text, size_t capacity)
 {
     const char *name = sig->op < GPUBRIDGE_OP_KIND_COUNT ? kind_names[sig->op] : "?";
@@ -38,6 +44,10 @@ void gb_sig_text(const struct gb_sig *sig, uint32_t seq, char *text, size_t capa
     else if (sig->op == GPUBRIDGE_SEND || sig->op == GPUBRIDGE_RECV)
         snprintf(text, capacity, "message %u of %s x %llu", seq, gb_dtype_name(sig->dtype),
                  (unsigned long long)sig->count);
+    else if (is_rooted(sig->op))
+        snprintf(text, capacity, "op %u %s%s%s %s x %llu, root %u", seq, name, reduces(sig->op) ? " " : "",
+                 reduces(sig->op) ? gb_reduce_op_name(sig->reduce_op) : "", gb_dtype_name(sig->dtype),
+                 (unsigned long long)sig->count, sig->root_lo);
     else
         snprintf(text, capacity, "op %u %s%s%s %s x %llu", seq, name, reduces(sig->op) ? " " : "",
                  reduces(sig->op) ? gb_reduce_op_name(sig->reduce_op) : "", gb_dtype_name(sig->dtype),
@@ -63,8 +73,7 @@ static int check(const struct gb_group *group, const struct gpubridge_op *d)
                            name, gb_reduce_op_name(d->reduce_op), gb_dtype_name(d->dtype));
     }
     int any = d->kind == GPUBRIDGE_RECV && d->root == -1;
-    int rooted = d->kind == GPUBRIDGE_BROADCAST || d->kind == GPUBRIDGE_REDUCE || d->kind == GPUBRIDGE_GATHER ||
-                 d->kind == GPUBRIDGE_SCATTER || d->kind == GPUBRIDGE_SEND || d->kind == GPUBRIDGE_RECV;
+    int rooted = is_rooted(d->kind) || d->kind == GPUBRIDGE_SEND || d->kind == GPUBRIDGE_RECV;
     if (rooted && !any && (d->root < 0 || (uint32_t)d->root >= group->size))
         return GB_FAIL(GPUBRIDGE_ERR_INVALID, "%s: rank %d is not in the group of %u ranks", name, d->root,
                        group->size);
@@ -243,9 +252,7 @@ static int prepare(struct gb_op *op, const struct gpubridge_op *d)
                                         chunk_bytes(group, any_staged(topo), d->count * gb_dtype_bytes(d->dtype)),
                                     .flat_bytes = group->flat_bytes,
                                     .depth = group->depth};
-        int rooted = d->kind == GPUBRIDGE_BROADCAST || d->kind == GPUBRIDGE_REDUCE || d->kind == GPUBRIDGE_GATHER ||
-                     d->kind == GPUBRIDGE_SCATTER;
-        if (!rooted) spec.root = 0;
+        if (!is_rooted(d->kind)) spec.root = 0;
         if (d->kind == GPUBRIDGE_BARRIER) spec.dtype = GPUBRIDGE_U8, spec.count = 0;
         if (d->kind == GPUBRIDGE_ALL_GATHER) spec.counts = d->recv_counts;
         if (d->kind == GPUBRIDGE_REDUCE_SCATTER) spec.counts = d->send_counts;
@@ -270,7 +277,7 @@ static void number(struct gb_op *op)
     op->sig = (struct gb_sig){.op = (uint8_t)op->kind,
                               .dtype = (uint8_t)op->dtype,
                               .reduce_op = (uint8_t)op->reduce_op,
-                              .root_lo = (uint8_t)op->root,
+                              .root_lo = is_rooted(op->kind) ? (uint8_t)op->root : 0,
                               .plan_hash = op->xplan->plan->hash,
                               .count = op->count};
     if (op->is_p2p) { /* both directions of a pair must sign alike; the engine numbers it per (peer, tag) */

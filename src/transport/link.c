@@ -204,6 +204,14 @@ int gb_link_recv(struct gb_link *link, const struct gb_key *key, const struct gb
     return rc;
 }
 
+int gb_link_stale(struct gb_link *link, uint64_t group, uint32_t before, struct gb_key *key, struct gb_sig *sig)
+{
+    pthread_mutex_lock(&link->lock);
+    int found = gb_match_stale(&link->match, group, before, key, sig);
+    pthread_mutex_unlock(&link->lock);
+    return found;
+}
+
 int gb_link_ctrl(struct gb_link *link, const void *data, size_t bytes)
 {
     if (bytes > GB_CTRL_BYTES)

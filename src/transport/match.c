@@ -595,6 +595,19 @@ int gb_match_flush(struct gb_match *mt)
     return 0;
 }
 
+int gb_match_stale(const struct gb_match *mt, uint64_t group, uint32_t before, struct gb_key *key, struct gb_sig *sig)
+{
+    for (size_t i = 0; mt->recv.count && i < mt->recv.size; i++)
+        for (const struct gb_msg *m = mt->recv.bucket[i]; m; m = m->chain) {
+            if (m->kind != GB_MSG_EARLY && m->kind != GB_MSG_ASKED) continue;
+            if (m->key.group != group || m->key.xid & GB_XID_P2P || (int32_t)(m->key.seq - before) >= 0) continue;
+            *key = m->key;
+            *sig = m->sig;
+            return 1;
+        }
+    return 0;
+}
+
 /* ---- giving up ---- */
 
 /* Returns 1 when the message is gone. */

@@ -130,6 +130,9 @@ int gb_link_send(struct gb_link *link, const struct gb_key *key, const struct gb
                  void *cookie) GB_NODISCARD;
 int gb_link_recv(struct gb_link *link, const struct gb_key *key, const struct gb_sig *sig, void *buf, uint64_t bytes,
                  void *cookie) GB_NODISCARD;
+/* 1 when a message of a collective of `group` numbered below `before` came and nobody posted a receive for it: with those
+ * operations finished, the peer did something else.  Looks at everything the link holds: not for every message. */
+int gb_link_stale(struct gb_link *link, uint64_t group, uint32_t before, struct gb_key *key, struct gb_sig *sig);
 /* A control message of at most GB_CTRL_BYTES: in order, bypasses data, also to a link that is still connecting. */
 int gb_link_ctrl(struct gb_link *link, const void *data, size_t bytes) GB_NODISCARD;
 

@@ -45,13 +45,13 @@ static const struct quarrel quarrels[] = {
      {"BROADCAST", "ALL_REDUCE"}},
     {OP(GPUBRIDGE_BROADCAST, GPUBRIDGE_F32, 0, 0, 100),
      OP(GPUBRIDGE_BROADCAST, GPUBRIDGE_F32, 0, ODD, 100),
-     {"BROADCAST", "root"}},
+     {"x 100, root 0", "x 100, root 1"}},
     {OP(GPUBRIDGE_ALL_GATHER, GPUBRIDGE_U8, 0, 0, 50000),
      OP(GPUBRIDGE_REDUCE_SCATTER, GPUBRIDGE_U8, 0, 0, 50000),
      {"ALL_GATHER", "REDUCE_SCATTER"}},
-    {OP(GPUBRIDGE_REDUCE, GPUBRIDGE_F64, 0, 2, 100),
+    {OP(GPUBRIDGE_REDUCE, GPUBRIDGE_F64, 0, ODD, 100),
      OP(GPUBRIDGE_REDUCE, GPUBRIDGE_F64, 0, 0, 100),
-     {"REDUCE", "root"}},
+     {"REDUCE SUM f64 x 100, root 1", "REDUCE SUM f64 x 100, root 0"}},
 };
 
 static const struct quarrel *quarrel;
@@ -86,6 +86,7 @@ static void quarrel_body(struct rank *rank)
     struct gpubridge_op op = rank->rank == ODD ? quarrel->odd : quarrel->many;
     op.send = send, op.recv = recv;
     EXPECT_OK(gpubridge_barrier(comm, 0));
+    rank_meet(rank);
     double start = now_s();
     int rc = until_failure(comm, &op);
     EXPECT(rc == GPUBRIDGE_ERR_MISMATCH, "%s against %s gave %d", quarrel->words[0], quarrel->words[1], rc);
@@ -97,6 +98,20 @@ static void quarrel_body(struct rank *rank)
     gpubridge_context_destroy(rank->context);
 }
 
+/* What an operation does not use may differ. */
+static void unused_body(struct rank *rank)
+{
+    int64_t x = 1;
+    struct gpubridge_op op = ALL_REDUCE(GPUBRIDGE_I64, GPUBRIDGE_SUM, 1);
+    op.send = op.recv = &x, op.root = rank->rank, op.tag = rank->rank, op.factor = rank->rank;
+    rank_open(rank);
+    gpubridge_comm *comm = rank_comm(rank, "world", NULL, 0);
+    EXPECT_OK(gpubridge_run(comm, &op));
+    EXPECT(x == rank->size, "the sum is %lld", (long long)x);
+    gpubridge_comm_destroy(comm);
+    gpubridge_context_destroy(rank->context);
+}
+
 /* The odd rank leaves one operation out, where the next is another. */
 static void skip_body(struct rank *rank)
 {
@@ -104,6 +119,7 @@ static void skip_body(struct rank *rank)
     rank_open(rank);
     gpubridge_comm *comm = rank_comm(rank, "world", NULL, 0);
     EXPECT_OK(gpubridge_barrier(comm, 0));
+    rank_meet(rank);
     double start = now_s();
     int rc = 0;
     if (rank->rank != ODD) rc = gpubridge_all_reduce(comm, &x, &x, 1, GPUBRIDGE_I64, GPUBRIDGE_SUM, NULL, NULL);
@@ -123,6 +139,7 @@ static void missing_body(struct rank *rank)
     rank_open(rank);
     gpubridge_comm *comm = rank_comm(rank, "world", NULL, 0);
     EXPECT_OK(gpubridge_barrier(comm, 0));
+    rank_meet(rank);
     int is_late = rank->rank % 2;
     if (is_late) rank_meet(rank);
     double start = now_s();
@@ -150,6 +167,7 @@ static void abort_body(struct rank *rank)
     rank_open(rank);
     gpubridge_comm *comm = rank_comm(rank, "world", NULL, 0);
     EXPECT_OK(gpubridge_barrier(comm, 0));
+    rank_meet(rank);
     double start = now_s();
     if (rank->rank == ODD) gpubridge_comm_abort(comm, "the cat sat on the keyboard");
     for (int k = 0; k < 2; k++) {
@@ -176,6 +194,7 @@ int main(void)
         failed += ranks_run(2, islands + 1, NULL, 60, quarrel_body, "two that disagree");
         failed += ranks_run(4, islands, NULL, 60, quarrel_body, "one of four disagrees");
     }
+    failed += ranks_run(4, islands, NULL, 60, unused_body, "unused fields that differ");
     failed += ranks_run(4, islands, NULL, 60, skip_body, "a skipped operation");
     failed += ranks_run(4, islands, NULL, 60, missing_body, "missing ranks");
     failed += ranks_run(4, islands, NULL, 60, abort_body, "abort");
