@@ -37,7 +37,9 @@ static int open_launcher(gpubridge_context *context)
         return GB_FAIL(GPUBRIDGE_ERR_UNSUPPORTED,
                        "GPUBRIDGE_GATE=on, but streams of %s cannot wait for flags safely: use auto or off",
                        info->name);
-    return gb_launcher_open(context->device, gate, wake, context->net, &context->launcher);
+    GB_TRY(gb_launcher_open(context->device, gate, wake, context->net, &context->launcher));
+    gb_launcher_set_limit(context->launcher, context->settings.mem_bytes);
+    return 0;
 }
 
 /* An island of one rank needs no vendor library, so one that is not found is only remembered; one that was asked for by
