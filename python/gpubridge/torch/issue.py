@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import torch
 
 from gpubridge import _abi
-from gpubridge.torch.errors import DistAbortedError, DistGpuBridgeError, error_of
+from gpubridge.torch.errors import DistAbortedError, DistGpuBridgeError, DistUnsupportedError, error_of
 from gpubridge.torch.options import UNSET_TIMEOUT, nanoseconds
 from gpubridge.torch.tensors import Copy, copy_back
 from gpubridge.torch.untraced import untraced
@@ -124,7 +124,9 @@ class Issuer:
             wants_source: a receive from anyone, whose sender the Work must know.
         """
         op = slot.op
-        on_gpu = self._context.gpu and device.type == "cuda"
+        on_gpu = device.type == "cuda"
+        if on_gpu and not self._context.gpu:
+            self._refuse_gpu(device)
         op.flags = self._context.host_flag(device) if self._context.gpu else 0
         op.timeout_ns = 0
         blocking = False
@@ -192,6 +194,12 @@ class Issuer:
                 raise error_of(status)
             work._request = slot.request.value
         self._remember(work)
+
+    def _refuse_gpu(self, device: torch.device) -> NoReturn:
+        raise DistUnsupportedError(
+            f"a tensor on {device}, but this process drives an emulated vendor or no GPU: use CPU tensors, or unset "
+            "GPUBRIDGE_EMULATE before the first group is made"
+        )
 
     def _refuse(self) -> NoReturn:
         raise DistAbortedError("this process group was destroyed: make a new one", _abi.ERR_DESTROYED)

@@ -98,7 +98,7 @@ def is_plain(t: torch.Tensor) -> bool:
 
 def source(t: torch.Tensor) -> torch.Tensor:
     """A dense tensor with the content of t: t itself where that is possible."""
-    if t.layout is not torch.strided:
+    if t.layout is not torch.strided or not (t.is_cpu or t.is_cuda):
         check(t)
     if is_plain(t):
         return t
@@ -114,7 +114,7 @@ def target(t: torch.Tensor, copies: list[Copy], keep_content: bool = False) -> t
     Raises:
         DistValueError: several elements of t share memory, so there is no defined result.
     """
-    if t.layout is not torch.strided:
+    if t.layout is not torch.strided or not (t.is_cpu or t.is_cuda):
         check(t)
     if is_plain(t):
         return t
@@ -136,7 +136,7 @@ def copy_back(copies: Sequence[Copy]) -> None:
 
 
 def _run_of(tensors: Sequence[torch.Tensor]) -> torch.Tensor | None:
-    """The first tensor when all of them follow each other in one storage without gaps, else None."""
+    """A flat view of all tensors when they follow each other in one storage without gaps, else None."""
     first = tensors[0]
     expected = first.data_ptr()
     if not expected:
@@ -146,7 +146,7 @@ def _run_of(tensors: Sequence[torch.Tensor]) -> torch.Tensor | None:
         if not is_plain(t) or t.data_ptr() != expected or t.untyped_storage().data_ptr() != storage:
             return None
         expected += t.numel() * t.element_size()
-    return first
+    return first.detach().as_strided((sum(t.numel() for t in tensors),), (1,))
 
 
 def flat_source(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
