@@ -273,11 +273,13 @@ static int join(struct gb_launcher *launcher, struct gb_job *job)
  * when the operation has been given up already, for nothing waits yet. */
 static int poison(struct gb_launcher *launcher, struct gb_job *job)
 {
-    void *out = (void *)job->out_low;
+    const int given_up = atomic_load(&job->given_up);
+    _Atomic uint32_t *word = atomic_load(&job->poison);
+    void *out = (void *)job->out_low, *seen = (void *)word;
     uint64_t bytes = job->out_high - job->out_low;
-    void *word = (void *)atomic_load(&job->poison);
-    void *params[] = {&out, &bytes, &word};
-    if (!bytes || (!launcher->gated && !atomic_load(&job->given_up))) return 0;
+    void *params[] = {&out, &bytes, &seen};
+    if (!bytes || (!launcher->gated && !given_up)) return 0;
+    if (given_up) atomic_store(word, 1); /* who gave it up may not have come so far */
     job->set->issued[QUEUE_IN]++;
     return launch(launcher, job->set->stream[QUEUE_IN], launcher->poison, bytes, params);
 }
