@@ -37,8 +37,9 @@ OPERATIONS_HEAD = """# Reduce operations by type
 <!-- Generated from src/codec/reduce.c by tools/gen_docs.py; edit the table there. -->
 
 What is not marked raises `GPUBRIDGE_ERR_UNSUPPORTED` on the rank that asked, and nothing is sent. Types without any
-mark are moved by every collective that does not reduce. Sums are made in the accumulator, in one fixed order, and rounded
-once to the type (to nearest, ties to even); integers wrap modulo their size; AVG of integers truncates toward zero.
+mark are moved by every collective that does not reduce. Sums are made in the accumulator, in one fixed order, and
+rounded once to the type (to nearest, ties to even); integers wrap modulo their size; AVG of integers truncates toward
+zero.
 For bool, SUM, MAX and BOR are *or*, PRODUCT, MIN and BAND are *and*, BXOR is *exclusive or*. MIN and MAX propagate NaN.
 Sizes are in bytes; a complex number has one accumulator for each part.
 """

@@ -10,6 +10,7 @@ import pickle
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 from gpubridge import _abi, _native, errors
@@ -80,7 +81,7 @@ def test_every_status_has_a_name_words_and_a_class() -> None:
         assert _native.lib().strerror(value)
         error = errors.CLASS_OF.get(value, errors.GpuBridgeError)("text", value)
         assert error.status == value and str(error) == "text" and isinstance(error, RuntimeError)
-        again = pickle.loads(pickle.dumps(error))
+        again: Any = pickle.loads(pickle.dumps(error))
         assert type(again) is type(error) and again.status == value and str(again) == "text"
 
 
@@ -97,8 +98,8 @@ def test_errors_are_the_builtins_users_expect() -> None:
         assert issubclass(errors.CLASS_OF[status], builtin)
         assert issubclass(torch_errors.CLASS_OF[status], builtin)
         assert issubclass(torch_errors.CLASS_OF[status], dist.DistBackendError)
-        again = pickle.loads(pickle.dumps(torch_errors.CLASS_OF[status]("x", status)))
-        assert isinstance(again, builtin) and again.status == status
+        again: Any = pickle.loads(pickle.dumps(torch_errors.CLASS_OF[status]("x", status)))
+        assert again.status == status and isinstance(again, builtin)
 
 
 def test_settings_of_groups_are_those_of_the_table() -> None:

@@ -16,7 +16,7 @@ RANKS = 8
 
 
 def record(path: Path, steps: int = 2500, fault: int = 2000) -> list[bytes]:
-    """A recording in which rank 5 becomes 4 % slower at step `fault` and rank 1 is held for a while; the final states."""
+    """A recording in which rank 5 becomes 4 % slower at step `fault` and rank 1 is held once; the final states."""
     rng = random.Random(4)
     with path.open("wb") as file, Engine(RANKS) as engine:
         recorder = Recorder(engine, file)

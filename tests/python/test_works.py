@@ -42,7 +42,7 @@ def case_future_callbacks(me: Rank) -> None:
 
     def nested(done: Any) -> float:
         inner = done.value()[0].clone()
-        return float(dist.all_reduce(inner, async_op=True).get_future().wait()[0][0])  # type: ignore[union-attr]
+        return float(dist.all_reduce(inner, async_op=True).get_future().wait()[0][0])
 
     assert future.then(nested).wait() == me.size * sum(range(me.size))
 
@@ -54,9 +54,9 @@ def case_many_nested_callbacks(me: Rank) -> None:
         t = torch.full((10,), float(i))
 
         def chain(done: Any) -> Any:
-            return dist.all_reduce(done.value()[0], async_op=True).get_future().wait()[0]  # type: ignore[union-attr]
+            return dist.all_reduce(done.value()[0], async_op=True).get_future().wait()[0]
 
-        futures.append(dist.all_reduce(t, async_op=True).get_future().then(chain))  # type: ignore[union-attr]
+        futures.append(dist.all_reduce(t, async_op=True).get_future().then(chain))
     for i, future in enumerate(futures):
         assert future.wait()[0].item() == i * me.size**2
 

@@ -458,6 +458,58 @@ class Reference:
         up = best / s.inv_scale
         return exp(up if up > self.t.min_log else self.t.min_log) - 1.0
 
+    @staticmethod
+    def _learned_bytes(s: Stream) -> bytes:
+        return _LEARNED.pack(
+            s.n,
+            s.s1,
+            s.s2,
+            s.s11,
+            s.s3,
+            s.inside,
+            s.short_n,
+            s.short_dev,
+            s.long_n,
+            s.long_dev,
+            s.long_sum,
+            s.long_steps,
+            *s.tails,
+            *s.h_up,
+            *s.h_down,
+            s.next_refresh,
+            s.slope,
+            s.onset,
+            s.onset_low,
+            s.onset_high,
+            s.magnitude,
+            s.magnitude_low,
+            s.magnitude_high,
+            s.recover,
+            s.shift,
+            s.gross_sum,
+            s.clean,
+        )
+
+    @staticmethod
+    def _arrival_bytes(a: Arrivals) -> bytes:
+        return _ARRIVALS.pack(
+            a.steps,
+            a.last,
+            a.repeat,
+            a.refresh_at,
+            a.p_steps,
+            a.p_last,
+            a.p_repeat,
+            a.score,
+            a.run,
+            a.weight_last,
+            a.weight_other,
+            a.threshold,
+            a.was_last,
+            a.armed,
+            a.seen,
+        )
+
     def state_bytes(self, kind: int, i: int) -> bytes:
         s = self.streams[kind][i]
         bank: list[float] = []
@@ -489,35 +541,7 @@ class Reference:
             flags,
         )
         if s.phase == RUN:
-            out += _LEARNED.pack(
-                s.n,
-                s.s1,
-                s.s2,
-                s.s11,
-                s.s3,
-                s.inside,
-                s.short_n,
-                s.short_dev,
-                s.long_n,
-                s.long_dev,
-                s.long_sum,
-                s.long_steps,
-                *s.tails,
-                *s.h_up,
-                *s.h_down,
-                s.next_refresh,
-                s.slope,
-                s.onset,
-                s.onset_low,
-                s.onset_high,
-                s.magnitude,
-                s.magnitude_low,
-                s.magnitude_high,
-                s.recover,
-                s.shift,
-                s.gross_sum,
-                s.clean,
-            )
+            out += self._learned_bytes(s)
         else:
             out += struct.pack(f"<{len(s.window)}f", *s.window)
         out += _TAIL.pack(
@@ -534,22 +558,5 @@ class Reference:
             s.unknown,
         )
         if i < self.ranks and kind == 0:
-            a = self.arrivals[i]
-            out += _ARRIVALS.pack(
-                a.steps,
-                a.last,
-                a.repeat,
-                a.refresh_at,
-                a.p_steps,
-                a.p_last,
-                a.p_repeat,
-                a.score,
-                a.run,
-                a.weight_last,
-                a.weight_other,
-                a.threshold,
-                a.was_last,
-                a.armed,
-                a.seen,
-            )
+            out += self._arrival_bytes(self.arrivals[i])
         return out
