@@ -46,31 +46,50 @@ static uint32_t my_island(const gpubridge_comm *comm)
     return comm->group.topo->island[comm->group.rank];
 }
 
-void gb_turns_join(gpubridge_comm *comm)
+/* Ranks of islands that may call the vendor library. */
+static int takes_turns(const struct gb_topo *topo, uint32_t rank)
+{
+    uint32_t i = topo->island[rank];
+    return topo->vendor[i] && topo->island_first[i + 1] - topo->island_first[i] > 1;
+}
+
+static uint32_t count_turn_takers(const struct gb_topo *topo)
+{
+    uint32_t n = 0;
+    for (uint32_t r = 0; r < topo->nranks; r++) n += (uint32_t)takes_turns(topo, r);
+    return n;
+}
+
+static void join_set(gpubridge_comm *comm)
 {
     const struct gb_topo *topo = comm->group.topo;
     struct gb_turns *turns = &comm->context->turns;
-    uint32_t first = topo->island_first[my_island(comm)], end = topo->island_first[my_island(comm) + 1];
-    const uint8_t *leader = comm->members[topo->members[first]].hello.leader_uuid;
     uint32_t epoch = 0;
     uint64_t set = 0;
-    for (uint32_t i = first; i < end; i++) {
-        const struct gb_member_hello *hello = &comm->members[topo->members[i]].hello;
-        if (memcmp(hello->leader_uuid, leader, 16) != 0) leader = NULL;
-        if (!leader) break;
-    }
-    for (uint32_t i = first; i < end; i++) {
+    for (uint32_t i = topo->island_first[my_island(comm)]; i < topo->island_first[my_island(comm) + 1]; i++) {
         const struct gb_member_hello *hello = &comm->members[topo->members[i]].hello;
         if (hello->ccl_epoch > epoch) epoch = hello->ccl_epoch;
         set = XXH3_64bits_withSeed(hello->uuid, 16, set);
     }
     comm->ccl_set = XXH3_64bits_withSeed(&epoch, sizeof epoch, set);
     if (turns->epoch < epoch) turns->epoch = epoch;
+}
 
-    /* A leader that all share orders all their groups; otherwise the lowest member orders this one. */
+void gb_turns_join(gpubridge_comm *comm)
+{
+    const struct gb_topo *topo = comm->group.topo;
+    struct gb_turns *turns = &comm->context->turns;
+    join_set(comm);
+    if (!takes_turns(topo, comm->group.rank)) return;
+    uint32_t lowest = 0;
+    while (!takes_turns(topo, lowest)) lowest++;
+    const uint8_t *leader = comm->members[lowest].hello.leader_uuid;
+    for (uint32_t r = lowest; r < topo->nranks && leader; r++)
+        if (takes_turns(topo, r) && memcmp(comm->members[r].hello.leader_uuid, leader, 16) != 0) leader = NULL;
+
+    /* A leader that all share orders all their groups; otherwise the lowest such member orders this one. */
     struct gb_link *known = leader && !uuid_is_zero(leader) ? comm->context->leader_link : NULL;
     int self_known = leader && memcmp(leader, comm->context->uuid.byte, 16) == 0;
-    uint32_t lowest = topo->members[first];
     comm->leader_link = self_known ? NULL : known ? known : comm->group.links[lowest];
     if (uuid_is_zero(turns->leader.byte)) {
         /* The link is held for as long as the context lives: later groups may not have the leader as a member. */
@@ -242,8 +261,7 @@ void gb_turns_announce(gpubridge_context *context, struct gb_op *op)
         gb_op_fail(op, rc, gb_err_text());
         return;
     }
-    const struct gb_topo *topo = comm->group.topo;
-    uint32_t members = topo->island_first[my_island(comm) + 1] - topo->island_first[my_island(comm)];
+    uint32_t members = count_turn_takers(comm->group.topo);
     if (comm->leader_link)
         gb_control_send_turn(comm->leader_link, 0, op->group->id, op->key.seq, members);
     else

@@ -1,10 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * turns.h: the order of vendor calls between groups.  The *leader* of an island hears from every member when it has
- * submitted an operation that calls the vendor library, and gives a ticket once all members of the operation's island
- * have. Tickets reach every member in one order, so all start vendor operations in one order, whatever the order of
- * submission. Vendor communicators are made at their first use, in the same order, one per distinct set of island
- * members.  Engine role. */
+ * turns.h: the order of vendor calls between groups.  The *leader* hears from every rank that may call a vendor library
+ * (of all islands) when it has submitted such an operation, and gives a ticket once all of the group's have.  Tickets
+ * reach every rank in one order, so all islands do vendor operations in one order, whatever the order of submission:
+ * two islands with two orders would wait for each other across the bridge.  One leader for all groups is found when the
+ * first group has all such ranks, as torch's world does.  Vendor communicators are made at their first use, in the same
+ * order, one per distinct set of island members.  Engine role. */
 #ifndef GB_COMM_TURNS_H
 #define GB_COMM_TURNS_H
 

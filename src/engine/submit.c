@@ -259,14 +259,14 @@ static int prepare(struct gb_op *op, const struct gpubridge_op *d)
         if (d->kind == GPUBRIDGE_ALL_TO_ALL) spec.send_counts = d->send_counts, spec.recv_counts = d->recv_counts;
         gb_plan_user_bytes(topo, &spec, group->rank, &in, &out);
         GB_TRY(gb_xplan_get(group, topo, &spec, &op->xplan));
-        staged = staged && op->xplan->plan->nsteps > 0;
+        staged = staged && (op->xplan->plan->nsteps > 0 || op->xplan->plan->takes_turn);
     }
     if ((in && !d->send) || (out && !d->recv))
         return GB_FAIL(GPUBRIDGE_ERR_INVALID, "%s: %s buffer is NULL but %llu bytes are expected in it",
                        kind_names[d->kind], in && !d->send ? "the send" : "the recv",
                        (unsigned long long)(in && !d->send ? in : out));
     op->payload_bytes = in ? in : out;
-    op->wants_vendor = op->xplan->plan->uses_vendor;
+    op->wants_vendor = op->xplan->plan->takes_turn;
     GB_TRY(op_memory(op, op->xplan->plan, staged));
     return staged ? op_device(op, d->stream) : 0;
 }

@@ -89,6 +89,7 @@ struct gb_plan {
     uint32_t hash; /* of spec and topology: equal on all ranks or the operation is refused */
     uint8_t flat; /* the one-round form */
     uint8_t uses_vendor; /* has VENDOR steps on this rank */
+    uint8_t takes_turn; /* VENDOR steps are possible: equal on all ranks of vendor islands of several ranks */
 };
 
 /* Refuses what the table in reduce.h does not hold, a root outside the group, counts that overflow. */
