@@ -68,6 +68,7 @@ struct gb_op {
     uint32_t watch_pos;        /* [E] first watched step not yet seen finished */
     uint32_t started, left;    /* [E] steps in flight; steps of the engine not finished */
     uint8_t is_started, is_p2p, wants_vendor, is_announced, has_ticket, is_aborting, is_any, is_posted; /* [E] */
+    uint8_t on_device; /* [E] the launcher has it: until staged_next marks the end */
     uint8_t is_emulated;       /* no stream of the caller's to order: waits hold the host */
     int32_t source;            /* RECV: matched source, valid when finished */
     int64_t deadline_ns;       /* absolute */

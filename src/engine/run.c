@@ -235,6 +235,7 @@ void gb_op_message_done(struct gb_cell *cell, const struct gb_net_event *event)
 void gb_op_start_device(struct gb_op *op)
 {
     op->dev->ccl = op->group->ccl;
+    op->on_device = 1;
     op->staged_next = op->engine->staged;
     op->engine->staged = op;
     op->left++; /* the device's own end */
@@ -431,7 +432,7 @@ static void finish(struct gb_op *op)
 void gb_op_settle(struct gb_op *op)
 {
     if (atomic_load_explicit(&op->state, memory_order_relaxed) == GB_OP_FINISHED || op->started) return;
-    int device_busy = op->dev && op->is_started && op->staged_next != op;
+    int device_busy = op->on_device && op->staged_next != op; /* a receive goes to the device last */
     if (device_busy) return;
     if (!op->is_aborting && (op->left || !op->is_started)) return;
     finish(op);
@@ -459,7 +460,7 @@ void gb_op_fail(struct gb_op *op, int status, const char *text)
     op->status = status;
     op->text = failure_text(op, text ? text : "");
     op->ready_head = op->ready_tail = NULL;
-    if (op->dev && op->is_started && op->staged_next != op) gb_launcher_abort(launcher_of(op), op->dev);
+    if (op->on_device && op->staged_next != op) gb_launcher_abort(launcher_of(op), op->dev);
     gb_group_abort(op->group, status, text, 1);
 }
 

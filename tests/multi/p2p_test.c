@@ -310,6 +310,8 @@ int main(void)
     int failed = ranks_run(1, ab, NULL, 60, body, "one rank");
     failed += ranks_run(2, ab, NULL, 60, body, "two ranks");
     failed += ranks_run(4, aabc, NULL, 60, body, "four ranks");
+    failed += ranks_run(1, NULL, "GPUBRIDGE_EMULATE=cuda\n", 60, body, "one emulated GPU");
+    failed += ranks_run(4, NULL, "GPUBRIDGE_EMULATE=cuda,cuda,hip,none\n", 60, body, "emulated GPUs and a CPU");
     printf("%s\n", failed ? "FAILED" : "ok");
     return failed != 0;
 }
