@@ -105,16 +105,21 @@ def operations(dtype: torch.dtype) -> list[str]:
     return ["SUM", "AVG", "PRODUCT", "MIN", "MAX", "BAND", "BOR", "BXOR"]
 
 
+def dense(t: torch.Tensor) -> torch.Tensor:
+    """[numel] elements in order with stride 1 (one element with a stride of 2 counts as contiguous in torch)."""
+    return t.reshape(-1).clone(memory_format=torch.contiguous_format)
+
+
 def same_bits(a: torch.Tensor, b: torch.Tensor) -> bool:
     """Equal shape, dtype and bytes."""
     if a.shape != b.shape or a.dtype != b.dtype:
         return False
-    return torch.equal(a.contiguous().view(-1).view(torch.uint8), b.contiguous().view(-1).view(torch.uint8))
+    return torch.equal(dense(a).view(torch.uint8), dense(b).view(torch.uint8))
 
 
 def difference(got: torch.Tensor, want: torch.Tensor) -> str:
     """Where two tensors differ first, for messages."""
-    g, w = got.contiguous().view(-1), want.contiguous().view(-1)
+    g, w = dense(got), dense(want)
     if g.shape != w.shape or g.dtype != w.dtype:
         return f"{tuple(got.shape)} {got.dtype} instead of {tuple(want.shape)} {want.dtype}"
     size = g.element_size()
