@@ -127,7 +127,6 @@ struct gpubridge_straggler {
 
 /* tables.c */
 int gb_tables_init(struct gb_tables *t, double run_length, double min_slowdown);
-double gb_gauss_clipped_mean(double shift);
 double gb_gauss_clipped_inverse(double mean);
 
 /* bank.c: steps the active lanes of one block on x (log time less common mode); bit l of the result: lane l needs

@@ -58,15 +58,6 @@ int gb_tables_init(struct gb_tables *t, double run_length, double min_slowdown)
     return GPUBRIDGE_OK;
 }
 
-double gb_gauss_clipped_mean(double shift)
-{
-    double a = shift < 0.0 ? -shift : shift, at = a * 4.0;
-    if (at >= 16.0) return shift < 0.0 ? -clipped_mean[16] : clipped_mean[16];
-    int i = (int)at;
-    double m = clipped_mean[i] + (at - (double)i) * (clipped_mean[i + 1] - clipped_mean[i]);
-    return shift < 0.0 ? -m : m;
-}
-
 double gb_gauss_clipped_inverse(double mean)
 {
     for (int i = 0; i < 16; i++)

@@ -124,6 +124,7 @@ def main(argv: list[str] | None = None) -> int:
     args.out.mkdir(parents=True, exist_ok=True)
     have = done_commands(args.out, {t.name for t in tasks})
     todo = [t for t in tasks if t.command not in have]
+    failed: list[str] = []
     where = {**machine(), **compile_tools(args.binaries)} if todo else {}
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     with Progress(*columns, disable=not sys.stderr.isatty()) as bar, ThreadPoolExecutor(args.jobs) as pool:
@@ -131,11 +132,15 @@ def main(argv: list[str] | None = None) -> int:
         pending = {pool.submit(run_task, t, args.binaries, where): t for t in todo}
         for future in as_completed(pending):
             task = pending[future]
+            if error := future.exception():  # the others go on; the task is tried again by the next run
+                failed.append(f"{task.command}: {error}")
+                print(failed[-1], file=sys.stderr, flush=True)
+                continue
             with (args.out / f"{task.name}.jsonl").open("a") as f:
                 f.write(json.dumps(future.result()) + "\n")
             bar.update(line, advance=1, description=task.name)
-    print(f"{len(todo)} tasks run, {len(tasks)} in the plan")
-    return 0
+    print(f"{len(todo) - len(failed)} tasks run, {len(failed)} failed, {len(tasks)} in the plan")
+    return 1 if failed else 0
 
 
 if __name__ == "__main__":

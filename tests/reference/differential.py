@@ -23,6 +23,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from .engine import Reference
+from .stream import RUN
 
 _MASK = (1 << 64) - 1
 _QUANTILE = None
@@ -56,14 +57,14 @@ class Job:
     def __init__(self, seed: int) -> None:
         self.rng = rng = random.Random(seed)
         size = rng.random()
-        if size < 0.55:
-            self.ranks, self.steps = rng.choice((1, 1, 2, 3)), rng.randint(60, 260)
-        elif size < 0.9:
-            self.ranks, self.steps = rng.choice((1, 2, 4, 5, 8)), rng.randint(60, 200)
-        elif size < 0.985:
-            self.ranks, self.steps = rng.choice((1, 2)), rng.randint(400, 1400)
+        if size < 0.62:
+            self.ranks, self.steps = rng.choice((1, 1, 1, 2)), rng.randint(60, 170)
+        elif size < 0.92:
+            self.ranks, self.steps = rng.choice((1, 2, 4, 5)), rng.randint(40, 120)
+        elif size < 0.99:
+            self.ranks, self.steps = 1, rng.randint(300, 1000)
         else:
-            self.ranks, self.steps = rng.choice((1, 4, 6)), rng.randint(900, 2600)
+            self.ranks, self.steps = rng.choice((1, 4)), rng.randint(900, 2600)
         self.kinds = 2 if rng.random() < 0.1 else 1
         self.groups = [0] * self.ranks
         if self.ranks > 1 and rng.random() < 0.3:
@@ -187,10 +188,11 @@ def state_dump(ref: Reference, quantile: float, count: Counter) -> bytes:
     out = []
     for kind in range(ref.kinds):
         for i in range(ref.ranks + ref.groups):
-            data = ref.state_bytes(kind, i)
+            data, stream = ref.state_bytes(kind, i), ref.streams[kind][i]
             out.append(data)
-            out.append(struct.pack("<d", ref.detectable(kind, i, 200.0, quantile)))
-            count.floats += (len(data) - 80) // 4 if len(data) < 300 else 42 + 34
+            score = stream.score_ratio()[0] if stream.phase == RUN else 0.0
+            out.append(struct.pack("<dd", score, ref.detectable(kind, i, 200.0, quantile)))
+            count.floats += (len(data) - 80) // 4 if len(data) < 300 else 42 + 36
             count.states += 1
     return b"".join(out)
 

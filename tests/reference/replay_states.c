@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  * Replays a file of straggler recordings, one after another, and writes what the engine holds after every record: the
- * status (i32), then of every stream the state bytes and the slowdown detectable within 200 steps (f64).  The
- * differential test compares this, from every build, with the reference.  `replay_states FILE [hash]` prints one
- * checksum instead.  */
+ * status (i32), then of every stream the state bytes, the score and the slowdown detectable within 200 steps (f64
+ * each). The differential test compares this, from every build, with the reference.  `replay_states FILE N` dumps after
+ * every Nth record only.  */
 #include "base/err.h"
 
 #include <gpubridge/straggler.h>
@@ -11,16 +11,9 @@
 #include <stdlib.h>
 #include <string.h>
 
-static uint64_t hash = 0xcbf29ce484222325u;
-static int only_hash;
-
 static void out(const void *p, size_t n)
 {
-    if (!only_hash) {
-        if (fwrite(p, 1, n, stdout) != n) exit(3);
-        return;
-    }
-    for (size_t i = 0; i < n; i++) hash = (hash ^ ((const unsigned char *)p)[i]) * 0x100000001b3u;
+    if (fwrite(p, 1, n, stdout) != n) exit(3);
 }
 
 struct shape {
@@ -51,9 +44,12 @@ static void dump(const gpubridge_straggler *e, const struct shape *s)
         for (int32_t i = 0; i < s->ranks + s->groups; i++) {
             int32_t rank = i < s->ranks ? i : s->ranks - 1 - i;
             double slowdown;
+            struct gpubridge_straggler_report report = {.struct_size = sizeof report};
             if (gpubridge_straggler_state_bytes(e, rank, kind, bytes, sizeof bytes, &n)) exit(4);
             if (gpubridge_straggler_detectable(e, rank, kind, 200.0, 0.95, &slowdown)) exit(5);
+            if (gpubridge_straggler_report(e, rank, kind, &report)) exit(6);
             out(bytes, n);
+            out(&report.score, sizeof report.score);
             out(&slowdown, sizeof slowdown);
         }
 }
@@ -61,7 +57,7 @@ static void dump(const gpubridge_straggler *e, const struct shape *s)
 int main(int argc, char **argv)
 {
     if (argc < 2) return 2;
-    only_hash = argc > 2;
+    long every = argc > 2 ? atol(argv[2]) : 1, record = 0;
     FILE *f = fopen(argv[1], "rb");
     if (!f || fseek(f, 0, SEEK_END)) return 2;
     long size = ftell(f);
@@ -89,10 +85,10 @@ int main(int argc, char **argv)
             rc = gpubridge_straggler_replay_next(e, data + at, (size_t)size - at, &used);
             if (rc) used = 16 + (size_t)length; /* refused: the state must be what it was */
         }
+        if (record++ % every) continue;
         out(&rc, sizeof rc);
         dump(e, &shape);
     }
-    if (only_hash) printf("%016llx\n", (unsigned long long)hash);
     gpubridge_straggler_destroy(e);
     free(data);
     return 0;

@@ -1,0 +1,226 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Mutation check: changes the C engine in one place at a time and demands that the differential test notices.
+
+    python -m tests.reference.mutate --count 100 --seed 20261130
+
+The tool draws the places itself from the seed: an operator turned round or a constant (other than zero) moved by a
+thirty-second, in the files that compute. Comparisons are never only widened (> to >=): on doubles that changes nothing
+that could be seen. A mutant is caught when the program no longer compiles, crashes, hangs, or gives one byte that
+differs from the reference on the recorded jobs.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import random
+import re
+import shutil
+import struct
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from .differential import Counter, Job, frame, normal_quantile, state_dump
+from .engine import Reference
+
+ROOT = Path(__file__).resolve().parents[2]
+FILES = ("bank.c", "learn.c", "peers.c", "arrivals.c", "verdict.c", "tables.c", "num.h")
+FLAGS = ["-std=c17", "-O1", "-D_GNU_SOURCE", "-DGB_NO_CLONES", "-ffp-contract=off", "-w", f"-I{ROOT}/include"]
+SPARSE = 4096
+_TURNS = {
+    " + ": " - ",
+    " - ": " + ",
+    " * ": " / ",
+    " / ": " * ",
+    " > ": " < ",
+    " < ": " > ",
+    " >= ": " < ",
+    " <= ": " > ",
+    " += ": " -= ",
+    " == ": " != ",
+    " && ": " || ",
+    " || ": " && ",
+    " & ": " | ",
+}
+_NUMBER = re.compile(r"(?<![\w.\"])(\d+\.\d+(?:e-?\d+)?)(f?)(?![\w.])")
+
+
+@dataclass(frozen=True)
+class Mutant:
+    """One change: file, line number, column, text before and after."""
+
+    file: str
+    line: int
+    column: int
+    old: str
+    new: str
+
+
+def places(file: str) -> list[Mutant]:
+    """Every mutation of a file; comments, messages and sizes are left alone."""
+    found, comment = [], False
+    for number, text in enumerate((ROOT / "src/straggler" / file).read_text().splitlines(), 1):
+        code = text
+        if comment or code.lstrip().startswith("/*"):
+            comment = "*/" not in code
+            continue
+        code = code.split("/*")[0]
+        comment = "/*" in text and "*/" not in text
+        if code.startswith(("#", " *")) or "GB_FAIL" in code or '"' in code or "sizeof" in code or "GB_INLINE" in code:
+            continue
+        for old, new in _TURNS.items():
+            at = code.find(old)
+            while at >= 0:
+                found.append(Mutant(file, number, at, old, new))
+                at = code.find(old, at + 1)
+        for match in _NUMBER.finditer(code):
+            value = float(match.group(1))
+            if value:  # a moved zero is mostly a clamp that nothing reaches
+                found.append(
+                    Mutant(file, number, match.start(), match.group(0), repr(value * 1.03125) + match.group(2))
+                )
+    return found
+
+
+def long_job() -> tuple[bytes, bytes]:
+    """One rank over 1,060,000 steps, past the point where sums are halved; every 4096th state."""
+    rng = random.Random(77)
+    ref = Reference(1, 1, [0], 30.0 * 86400.0 * 1.0 / 1e-2, 0.0025, 1, True, 2000)
+    payload = b"GBSTRAG1" + struct.pack("<ii4d4iI", 1, 1, 1e-2, 30.0, 1.0, 0.0025, 1, 0, 2000, 8, 1) + bytes(8)
+    records, expected, q, count = [frame(0, payload)], [], normal_quantile(0.95), Counter()
+    expected.append(struct.pack("<i", 0) + state_dump(ref, q, count))
+    for t in range(1_060_000):
+        seconds = [1.0 + 0.05 * rng.gauss(0, 1)]
+        last = [0 if rng.random() < 0.25 else -1] if t % 3 else None
+        ref.step(t, seconds, None, last)
+        payload = struct.pack("<qId", t, 2 if last else 0, *seconds) + (struct.pack("<i", *last) if last else b"")
+        records.append(frame(1, payload))
+        if (t + 1) % SPARSE == 0:
+            expected.append(struct.pack("<i", 0) + state_dump(ref, q, count))
+    return b"".join(records), b"".join(expected)
+
+
+def jobs(seed: int, number: int) -> tuple[bytes, bytes]:
+    """Random jobs of the differential test: recording and the reference's states."""
+    records, expected, q, count = [], [], normal_quantile(0.95), Counter()
+    for i in range(number):
+        job = Job(seed * 1_000_003 + i)
+        records.append(job.header)
+        expected.append(struct.pack("<i", 0) + state_dump(job.reference, q, count))
+        for t in range(job.steps):
+            for mark in job.marks(t):
+                records.append(mark)
+                expected.append(struct.pack("<i", 0) + state_dump(job.reference, q, count))
+            record, status = job.step(t)
+            records.append(record)
+            expected.append(struct.pack("<i", status) + state_dump(job.reference, q, count))
+    return b"".join(records), b"".join(expected)
+
+
+class Bench:
+    """Builds mutants and runs them against the recordings."""
+
+    def __init__(self, folder: Path, sets: list[tuple[bytes, bytes, int]]) -> None:
+        self.folder, self.sets = folder, []
+        for i, (recording, expected, every) in enumerate(sets):
+            path = folder / f"set{i}.rec"
+            path.write_bytes(recording)
+            self.sets.append((path, expected, every))
+        self.sources = folder / "src"
+        shutil.copytree(ROOT / "src/straggler", self.sources / "straggler")
+        shutil.copytree(ROOT / "src/base", self.sources / "base")
+        self.units = sorted((self.sources / "straggler").glob("*.c")) + [self.sources / "base/err.c"]
+        self.units.append(ROOT / "tests/reference/replay_states.c")
+        for unit in self.units:
+            self._compile(unit)
+
+    def _object(self, unit: Path) -> Path:
+        return self.folder / (unit.stem + ".o")
+
+    def _compile(self, unit: Path) -> None:
+        command = ["gcc", *FLAGS, f"-I{self.sources}", "-c", str(unit), "-o", str(self._object(unit))]
+        subprocess.run(command, check=True, capture_output=True, timeout=120)
+
+    def verdict(self) -> str:
+        """Links and runs; "same" or how it differs."""
+        program = self.folder / "mutant"
+        objects = [str(self._object(u)) for u in self.units]
+        subprocess.run(["gcc", *objects, "-lm", "-o", str(program)], check=True, capture_output=True, timeout=120)
+        for path, expected, every in self.sets:
+            try:
+                done = subprocess.run(
+                    [str(program), os.fspath(path), str(every)], capture_output=True, timeout=60, check=False
+                )
+            except subprocess.TimeoutExpired:
+                return "hangs"
+            if done.returncode != 0:
+                return f"exit {done.returncode}"
+            if done.stdout != expected:
+                return f"differs on {path.name}"
+        return "same"
+
+    def try_mutant(self, m: Mutant) -> str:
+        """Compiles what the changed file touches, runs, restores."""
+        path = self.sources / "straggler" / m.file
+        original = path.read_text()
+        lines = original.splitlines(keepends=True)
+        text = lines[m.line - 1]
+        lines[m.line - 1] = text[: m.column] + m.new + text[m.column + len(m.old) :]
+        path.write_text("".join(lines))
+        touched = [
+            u for u in self.units if u.name == m.file or (m.file == "num.h" and '"straggler/num.h"' in u.read_text())
+        ]
+        try:
+            for unit in touched:
+                self._compile(unit)
+            return self.verdict()
+        except subprocess.CalledProcessError:
+            return "does not compile"
+        finally:
+            path.write_text(original)
+            for unit in touched:
+                self._compile(unit)
+
+
+def main(argv: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--count", type=int, default=100)
+    parser.add_argument("--seed", type=int, default=20261130)
+    parser.add_argument("--jobs", type=int, default=150)
+    parser.add_argument("--short", action="store_true", help="without the job of a million steps")
+    parser.add_argument("--out", type=Path)
+    args = parser.parse_args(argv)
+    started = time.monotonic()
+    every_place = [m for f in FILES for m in places(f)]
+    drawn = random.Random(args.seed).sample(every_place, args.count)
+    sets = [(*jobs(args.seed, args.jobs), 1)]
+    if not args.short:
+        sets.append((*long_job(), SPARSE))
+    caught, rows = 0, []
+    with tempfile.TemporaryDirectory() as folder:
+        bench = Bench(Path(folder), sets)
+        if (clean := bench.verdict()) != "same":
+            print(f"the unchanged engine differs from the reference: {clean}", file=sys.stderr)
+            return 2
+        for i, m in enumerate(drawn, 1):
+            verdict = bench.try_mutant(m)
+            caught += verdict != "same"
+            rows.append(
+                {"file": m.file, "line": m.line, "old": m.old.strip(), "new": m.new.strip(), "verdict": verdict}
+            )
+            print(f"{i:3} {m.file}:{m.line}: {m.old.strip()} -> {m.new.strip()}: {verdict}", flush=True)
+    result = {"tool": "mutate", "seed": args.seed, "places": len(every_place), "mutants": args.count, "caught": caught,
+              "seconds": round(time.monotonic() - started, 1), "mutations": rows}  # fmt: skip
+    print(f"{caught} of {args.count} caught, drawn from {len(every_place)} places")
+    if args.out:
+        args.out.write_text(json.dumps(result, indent=1) + "\n")
+    return 0 if caught == args.count else 1
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
