@@ -25,7 +25,13 @@
 #define GB_CLONES
 #endif
 #define GB_INLINE static inline __attribute__((always_inline))
-#define GB_EACH   for (int l = lo; l < hi; l++)
+#ifdef __clang__
+#pragma clang diagnostic ignored "-Wpass-failed" /* the loops over a single lane stay scalar */
+#define GB_LOOP _Pragma("clang loop vectorize(assume_safety) vectorize_width(8) interleave(disable)")
+#else
+#define GB_LOOP
+#endif
+#define GB_EACH GB_LOOP for (int l = lo; l < hi; l++)
 
 /* Every choice below compares and selects values of one width: mixed widths keep gcc from vectorising. */
 struct scores {
@@ -146,7 +152,7 @@ GB_INLINE unsigned advance(struct gb_hot *h, const double *x, const struct gb_ta
     commit(h, &s, lo, hi);
     gather(h, &s, lo, hi);
     unsigned alert = 0;
-    GB_EACH alert |= (s.alert[l] != 0.0 ? 1u : 0u) << l;
+    GB_EACH alert |= (s.alert[l] == 1.0 ? 1u : 0u) << l;
     return alert;
 }
 

@@ -214,7 +214,10 @@ void noise_step(struct noise *n, double *seconds)
         return;
     }
     if (n->family == NOISE_LOGNORMAL || n->family == NOISE_T3) {
-        for (int r = 0; r < n->ranks; r++) seconds[r] = gb_exp(n->sd * seconds[r]);
+        for (int r = 0; r < n->ranks; r++) {
+            double t = gb_exp(n->sd * seconds[r]); /* a t3 value may be hundreds of deviations out */
+            seconds[r] = t < 0.05 ? 0.05 : t > 20.0 ? 20.0 : t;
+        }
         return;
     }
     double decay = exp(-1.0 / n->wander_steps), kick = sqrt(1.0 - decay * decay);
