@@ -86,9 +86,9 @@ static void fill_verdict(const struct gpubridge_straggler *e, int kind, int inde
     const struct gb_learned *a = &c->u.learned;
     r->rule = c->rule;
     r->member = c->rule == GPUBRIDGE_STRAGGLER_RULE_BANK ? c->member : -1;
-    r->slowdown = gb_exp((double)a->magnitude) - 1.0;
-    r->slowdown_low = gb_exp((double)a->magnitude_low) - 1.0;
-    r->slowdown_high = gb_exp((double)a->magnitude_high) - 1.0;
+    r->slowdown = gb_relative(a->magnitude);
+    r->slowdown_low = gb_relative(a->magnitude_low);
+    r->slowdown_high = gb_relative(a->magnitude_high);
     r->onset = a->onset;
     r->onset_low = a->onset_low;
     r->onset_high = a->onset_high;

@@ -155,6 +155,7 @@ void gb_arrivals_skip(struct gb_arrivals *a, int64_t gap, const struct gb_tables
 int gb_arrivals_last(struct gb_arrivals *a, const struct gb_tables *t);
 
 /* verdict.c */
+double gb_relative(float magnitude);
 double gb_score_ratio(const struct gb_hot *h, int lane, const struct gb_cold *c, int *member, int *slower);
 void gb_stream_examine(struct gpubridge_straggler *e, int kind, int index, double x);
 void gb_stream_confirmed_step(struct gpubridge_straggler *e, int kind, int index, double x);

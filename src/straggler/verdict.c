@@ -76,6 +76,12 @@ static struct size size_of(const struct gb_hot *h, int lane, const struct gb_col
     return z;
 }
 
+/* Relative change of a log ratio; what the clip hid stays without a bound. */
+double gb_relative(float magnitude)
+{
+    return magnitude > 80.0f ? (double)INFINITY : gb_exp((double)magnitude) - 1.0;
+}
+
 static void put_event(struct gpubridge_straggler *e, int kind, int index, int from, int to)
 {
     const struct gb_learned *a = &gb_cold_of(e, kind, index)->u.learned;
@@ -96,9 +102,9 @@ static void put_event(struct gpubridge_straggler *e, int kind, int index, int fr
     v->answers = index >= e->ranks ? GPUBRIDGE_STRAGGLER_EVERYBODY_MOVED
                  : c->slower       ? GPUBRIDGE_STRAGGLER_SLOWER_THAN_PAST
                                    : GPUBRIDGE_STRAGGLER_FASTER_THAN_PAST;
-    v->slowdown = gb_exp((double)a->magnitude) - 1.0;
-    v->slowdown_low = gb_exp((double)a->magnitude_low) - 1.0;
-    v->slowdown_high = gb_exp((double)a->magnitude_high) - 1.0;
+    v->slowdown = gb_relative(a->magnitude);
+    v->slowdown_low = gb_relative(a->magnitude_low);
+    v->slowdown_high = gb_relative(a->magnitude_high);
     v->onset = a->onset;
     v->onset_low = a->onset_low;
     v->onset_high = a->onset_high;

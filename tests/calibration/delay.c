@@ -128,7 +128,7 @@ static void take(gpubridge_straggler *e, int64_t onset, struct outcome *out)
             r->wrong_side = !(v[i].answers & GPUBRIDGE_STRAGGLER_SLOWER_THAN_PAST);
             r->size_covered = v[i].slowdown_low <= r->shift && r->shift <= v[i].slowdown_high;
             r->onset_covered = v[i].onset_low <= onset && onset <= v[i].onset_high;
-            r->size_width = v[i].slowdown_high - v[i].slowdown_low;
+            r->size_width = fmin(v[i].slowdown_high - v[i].slowdown_low, 999.0); /* 999: no upper bound */
             r->onset_width = (double)(v[i].onset_high - v[i].onset_low);
         }
     } while (count == 64);

@@ -327,7 +327,7 @@ class Reference:
             return 0.0
         mean = v / s.inv_omega
         if j < 4:
-            mean = mean * 0.9544997361036416 / s.slope
+            mean = mean * 0.9544997361036416 / s.slope if s.slope else INF
             d = INF if mean > 1.95 else clipped_inverse(mean)
         else:
             d = INF if mean > CLIPS[j] - 0.5 else mean
@@ -443,7 +443,7 @@ class Reference:
             v = self.t.k[j] + s.h_up[j] * spread / steps + quantile * math.sqrt(spread / steps)
             mean = v / s.inv_omega
             if j < 4:
-                mean = mean * 0.9544997361036416 / s.slope
+                mean = mean * 0.9544997361036416 / s.slope if s.slope else INF
                 if mean > 1.95:
                     continue
                 d = clipped_inverse(mean)
