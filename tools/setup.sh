@@ -10,6 +10,16 @@ cd "$(dirname "$0")/.."
 say() { printf 'setup: %s\n' "$*"; }
 die() { printf 'setup: %s\n' "$*" >&2; exit 1; }
 
+# Shows what a command said only when it failed.
+quietly() {
+    local log status=0
+    log=$(mktemp)
+    "$@" >"$log" 2>&1 || status=$?
+    [ "$status" = 0 ] || tail -n 100 "$log" | cut -c1-400 >&2
+    rm -f "$log"
+    return "$status"
+}
+
 # Quiet when everything is there: the probes are what the build uses, not the names of packages.
 have_system() {
     command -v cc >/dev/null && command -v pkg-config >/dev/null &&
@@ -27,8 +37,7 @@ step_system() {
         [ "$(id -u)" = 0 ] || die "system packages are missing; run this, then call make again:
     sudo sh -c '$line'"
         say "installing system packages"
-        DEBIAN_FRONTEND=noninteractive sh -c "$line" >/tmp/gpubridge-apt.$$ 2>&1 || { cat /tmp/gpubridge-apt.$$ >&2; rm -f /tmp/gpubridge-apt.$$; die "apt-get failed"; }
-        rm -f /tmp/gpubridge-apt.$$
+        DEBIAN_FRONTEND=noninteractive quietly sh -c "$line" || die "apt-get failed; the command was: $line"
         have_system || die "system packages are still missing after apt-get; needed: $GB_BUILD_PACKAGES"
     fi
     python3 -c 'import sys; sys.exit(sys.version_info < (3, 10))' ||
@@ -61,12 +70,12 @@ step_venv() {
 }
 
 step_build() {
-    [ -f build/build.ninja ] || {
+    if [ ! -f build/build.ninja ]; then
         say "configuring build/"
-        .venv/bin/meson setup build >build-setup.log 2>&1 || { cat build-setup.log >&2; rm -f build-setup.log; die "meson setup failed"; }
-        rm -f build-setup.log
-    }
-    .venv/bin/ninja -C build --quiet
+        quietly .venv/bin/meson setup build || die "meson setup failed"
+    fi
+    .venv/bin/ninja -C build -n | grep -q 'no work to do' || say "building"
+    quietly .venv/bin/ninja -C build || die "the build failed"
 }
 
 # The package as a user gets it, built by its own build system; again whenever a source file is newer than the install.
