@@ -147,7 +147,9 @@ def test_new_group_after_an_abort() -> None:
 
 
 def test_interrupt_reaches_a_blocked_wait() -> None:
-    """Ctrl-C in a blocking collective whose peer does not come raises KeyboardInterrupt at once."""
+    """Ctrl-C in a blocking collective whose peer does not come raises KeyboardInterrupt at once, and the exit code
+    stays the script's own.
+    """
     body = """
     dist.all_reduce(torch.ones(4))
     if rank == 0:
@@ -162,6 +164,7 @@ def test_interrupt_reaches_a_blocked_wait() -> None:
     """
     results = finish(launch(body))
     assert "interrupted" in results[0][1], results[0]
+    assert [code for code, _, _ in results] == [0, 0], results  # the interrupted operation must not trip the way out
 
 
 def test_fork_after_init() -> None:

@@ -144,6 +144,23 @@ class Context:
 
     # -- end
 
+    def _free_requests(self) -> None:
+        """Gives back what nobody waits for any more: every operation is over, because its comm was destroyed.
+
+        The library insists that no request outlives its context.
+        """
+        while self.orphans:
+            request, _ = self.orphans.pop()
+            self.lib.fast_free(request)
+        while self.in_flight:
+            try:
+                _, work = self.in_flight.popitem()
+                work._finish()
+            except KeyError:  # a pump that still runs a callback took the last one
+                return
+            except Exception:
+                log.exception("gpubridge: a callback of a completed operation raised")
+
     def destroy(self) -> None:
         """Stops the pumps and destroys the context; bounded by the library's 10 s plus 2 s per stuck callback
         thread.
@@ -156,6 +173,7 @@ class Context:
         for pump in pumps:
             if pump is not me:
                 pump.join(JOIN_S)
+        self._free_requests()
         handle, self.handle = self.handle, 0
         if any(pump.is_alive() for pump in pumps if pump is not me) or me in pumps:
             # A callback still runs on a pump, which will look at the queue once more: keep the context for the process.
