@@ -39,12 +39,12 @@ enum emu_status {
 
 /* What differs between the two libraries; each front defines one. */
 struct emu_vendor {
-    const char *name;         /* "cuda": log word, and part of every image */
-    const char *arch;         /* default of GBEMU_ARCH */
-    const char *device_name;  /* marketing name, "emulated" included */
-    bool needs_context; /* error 201 without a current context (CUDA); else per-thread device (HIP) */
-    bool cyclic_wait;   /* GEQ of wait-value compares (int32)(*p - v) >= 0 */
-    int nccl_version;  /* default of GBEMU_NCCL_VERSION */
+    const char *name;        /* "cuda": log word, and part of every image */
+    const char *arch;        /* default of GBEMU_ARCH */
+    const char *device_name; /* marketing name, "emulated" included */
+    bool needs_context;      /* error 201 without a current context (CUDA); else per-thread device (HIP) */
+    bool cyclic_wait;        /* GEQ of wait-value compares (int32)(*p - v) >= 0 */
+    int nccl_version;        /* default of GBEMU_NCCL_VERSION */
     int driver_version;
     int pci_bus_base;
 };
@@ -86,11 +86,11 @@ uint64_t emu_rand(uint64_t *state);
 enum emu_kind { EMU_STREAM = 1, EMU_EVENT, EMU_MODULE, EMU_FUNCTION, EMU_COMM, EMU_PROGRAM, EMU_CONTEXT, EMU_KINDS };
 struct emu_obj {
     enum emu_kind kind;
-    bool alive; /* guarded by the table's lock */
-    int refs; /* guarded by the table's lock */
-    struct emu_dev *dev; /* NULL: no device */
+    bool alive;              /* guarded by the table's lock */
+    int refs;                /* guarded by the table's lock */
+    struct emu_dev *dev;     /* NULL: no device */
     void (*fini)(void *obj); /* runs once nobody uses the object any more; may be NULL */
-    struct emu_obj *next; /* quarantine */
+    struct emu_obj *next;    /* quarantine */
 };
 /* Zeroed, alive, one reference (the handle's). */
 void *emu_obj_new(enum emu_kind kind, size_t size, struct emu_dev *dev);
@@ -111,19 +111,19 @@ struct emu_dev {
     pthread_mutex_t mu;
     pthread_cond_t cv;
     struct emu_stream *streams; /* guarded by mu */
-    struct emu_stream *legacy; /* guarded by mu */
-    uint64_t pending; /* operations not finished on all streams; guarded by mu */
-    bool exclusive; /* a free (or eager load) holds the driver; guarded by mu */
-    unsigned generation; /* context teardowns so far; guarded by mu */
-    int retained; /* primary context count; guarded by mu */
-    struct emu_obj *context; /* guarded by mu; NULL before the first retain */
-    _Atomic int sticky; /* first fatal status: every later call returns it */
+    struct emu_stream *legacy;  /* guarded by mu */
+    uint64_t pending;           /* operations not finished on all streams; guarded by mu */
+    bool exclusive;             /* a free (or eager load) holds the driver; guarded by mu */
+    unsigned generation;        /* context teardowns so far; guarded by mu */
+    int retained;               /* primary context count; guarded by mu */
+    struct emu_obj *context;    /* guarded by mu; NULL before the first retain */
+    _Atomic int sticky;         /* first fatal status: every later call returns it */
 };
 struct emu_thread {
     const char *api;
     bool in_callback;
     struct emu_obj *context; /* CUDA: current context (a reference is not held: contexts are never freed) */
-    int device; /* HIP: current device */
+    int device;              /* HIP: current device */
     int capture_mode;
 };
 extern _Thread_local struct emu_thread emu_thread;
@@ -180,13 +180,13 @@ struct emu_stream {
     struct emu_obj obj;
     pthread_mutex_t mu;
     pthread_cond_t cv;
-    struct emu_op *head, **tail; /* guarded by mu */
+    struct emu_op *head, **tail;       /* guarded by mu */
     uint64_t submitted, done, pending; /* guarded by mu */
-    bool closing; /* guarded by mu */
+    bool closing;                      /* guarded by mu */
     bool nonblocking;
     bool condemned; /* guarded by dev->mu */
     unsigned id;
-    uint64_t rng; /* worker only */
+    uint64_t rng;            /* worker only */
     struct emu_stream *next; /* guarded by dev->mu */
 };
 typedef void emu_run_fn(struct emu_stream *stream, const char *api, void *arg);

@@ -54,7 +54,7 @@ struct nccl_id {
 enum nccl_state { NCCL_ABSENT, NCCL_JOINED, NCCL_LEFT, NCCL_ABORTED };
 struct nccl_slot { /* one per rank; written by that rank, but for `bell` */
     _Atomic uint32_t state;
-    _Atomic uint32_t bell;    /* bumped by whoever changed something this rank may wait for (a futex) */
+    _Atomic uint32_t bell; /* bumped by whoever changed something this rank may wait for (a futex) */
     _Atomic uint32_t sleeping;
     int32_t pid, device, version;
     uint64_t host;
@@ -65,9 +65,9 @@ struct nccl_slot { /* one per rank; written by that rank, but for `bell` */
     _Atomic uint64_t split_id_seq;
     struct nccl_id split_id;
 };
-struct nccl_pair { /* [from][to] */
-    _Alignas(64) _Atomic uint64_t head; /* bytes put by `from` */
-    _Alignas(64) _Atomic uint64_t tail; /* bytes taken by `to` */
+struct nccl_pair {                         /* [from][to] */
+    _Alignas(64) _Atomic uint64_t head;    /* bytes put by `from` */
+    _Alignas(64) _Atomic uint64_t tail;    /* bytes taken by `to` */
     _Atomic uint32_t from_ready, to_ready; /* lazy connection */
     /* What `from` still waits for with `to` in its running batch: batch number << 2 | 2 * receives | sends. */
     _Atomic uint64_t want;
@@ -110,20 +110,20 @@ struct nccl_comm {
     struct nccl_id id;
     int rank, nranks;
     bool blocking;
-    int *pidfds;            /* per rank; -1: this process */
-    _Atomic int state;      /* NCCL_IN_PROGRESS while a background step runs, else its result */
-    _Atomic int async;      /* first asynchronous error */
+    int *pidfds;       /* per rank; -1: this process */
+    _Atomic int state; /* NCCL_IN_PROGRESS while a background step runs, else its result */
+    _Atomic int async; /* first asynchronous error */
     _Atomic int abort;
     _Atomic bool finalized;
     pthread_mutex_t mu;
     pthread_cond_t cv;
-    uint64_t issued, done;  /* batches; guarded by mu */
-    bool running;           /* a worker is inside a batch; guarded by mu */
-    uint64_t collectives;   /* issued so far; guarded by mu */
-    uint64_t splits;        /* guarded by mu */
-    uint64_t rng;    /* guarded by mu */
+    uint64_t issued, done;             /* batches; guarded by mu */
+    bool running;                      /* a worker is inside a batch; guarded by mu */
+    uint64_t collectives;              /* issued so far; guarded by mu */
+    uint64_t splits;                   /* guarded by mu */
+    uint64_t rng;                      /* guarded by mu */
     struct nccl_dyn dyn[NCCL_DYN_OPS]; /* guarded by mu */
-    bool *sends_to, *receives_from; /* connected pairs; guarded by mu */
+    bool *sends_to, *receives_from;    /* connected pairs; guarded by mu */
 };
 
 /* One call as the caller made it. */
@@ -133,9 +133,9 @@ struct nccl_call {
     const void *send;
     void *recv;
     size_t count;
-    int dtype, op, root; /* root: also the peer of send and recv */
+    int dtype, op, root;       /* root: also the peer of send and recv */
     struct emu_stream *stream; /* a reference */
-    uint64_t collective; /* number among the communicator's collectives */
+    uint64_t collective;       /* number among the communicator's collectives */
     struct nccl_dyn dyn;
     const char *api;
 };

@@ -134,7 +134,7 @@ struct event {
     struct emu_obj obj;
     pthread_mutex_t mu;
     struct emu_stream *stream; /* guarded by mu; NULL: never recorded.  Holds a reference. */
-    uint64_t seq; /* guarded by mu */
+    uint64_t seq;              /* guarded by mu */
 };
 
 static void fini_event(void *obj)

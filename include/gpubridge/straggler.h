@@ -23,10 +23,10 @@ extern "C" {
 typedef struct gpubridge_straggler gpubridge_straggler;
 
 enum gpubridge_straggler_state {
-    GPUBRIDGE_STRAGGLER_WARMUP,     /* first steps after start or restart: ignored */
-    GPUBRIDGE_STRAGGLER_LEARN,      /* level and noise are being learned; no detector is armed */
+    GPUBRIDGE_STRAGGLER_WARMUP, /* first steps after start or restart: ignored */
+    GPUBRIDGE_STRAGGLER_LEARN,  /* level and noise are being learned; no detector is armed */
     GPUBRIDGE_STRAGGLER_HEALTHY,
-    GPUBRIDGE_STRAGGLER_SUSPECT,    /* some score is above half its threshold */
+    GPUBRIDGE_STRAGGLER_SUSPECT, /* some score is above half its threshold */
     GPUBRIDGE_STRAGGLER_CONFIRMED,
     GPUBRIDGE_STRAGGLER_RECOVERING, /* back at the old level, not yet for long enough */
     GPUBRIDGE_STRAGGLER_HOLD,       /* evaluation, checkpoint, ...: the caller said so */
@@ -51,41 +51,41 @@ enum gpubridge_straggler_rule {
 };
 
 struct gpubridge_straggler_config {
-    size_t struct_size;             /* sizeof(struct gpubridge_straggler_config) */
+    size_t struct_size; /* sizeof(struct gpubridge_straggler_config) */
     int32_t ranks;
-    int32_t kinds;                  /* streams per rank; 0: 1 */
-    const int32_t *groups;          /* [ranks], 0 ... groups-1: ranks with equal numbers are peers; NULL: all are */
-    const int32_t *classes;         /* [ranks], any numbers: ranks of one device class; NULL: all of one */
+    int32_t kinds;          /* streams per rank; 0: 1 */
+    const int32_t *groups;  /* [ranks], 0 ... groups-1: ranks with equal numbers are peers; NULL: all are */
+    const int32_t *classes; /* [ranks], any numbers: ranks of one device class; NULL: all of one */
     /* The budget: `alarms` false alarms in `days` over all ranks and kinds at `steps_per_second`. */
-    double alarms;                  /* 0: 1 */
-    double days;                    /* 0: 30 */
-    double steps_per_second;        /* 0: 1 */
-    double min_slowdown;            /* smallest relative change that matters; 0: 0.0025 */
-    int32_t warmup_steps;           /* ignored after start and restart; 0: 50, < 0: none */
-    int32_t use_peers;              /* 0: where a group has 4 or more ranks; < 0: never */
-    int32_t max_hold_steps;         /* a hold that nobody ends heals after this many steps; 0: 2000 */
-    int32_t window_steps;           /* steps that gpubridge_straggler_push may run ahead of the slowest; 0: 8 */
+    double alarms;           /* 0: 1 */
+    double days;             /* 0: 30 */
+    double steps_per_second; /* 0: 1 */
+    double min_slowdown;     /* smallest relative change that matters; 0: 0.0025 */
+    int32_t warmup_steps;    /* ignored after start and restart; 0: 50, < 0: none */
+    int32_t use_peers;       /* 0: where a group has 4 or more ranks; < 0: never */
+    int32_t max_hold_steps;  /* a hold that nobody ends heals after this many steps; 0: 2000 */
+    int32_t window_steps;    /* steps that gpubridge_straggler_push may run ahead of the slowest; 0: 8 */
 };
 
 /* What is known about one stream. */
 struct gpubridge_straggler_report {
     size_t struct_size;
-    int32_t state;                  /* enum gpubridge_straggler_state */
-    uint32_t answers;               /* enum gpubridge_straggler_answer */
-    int32_t rule;                   /* enum gpubridge_straggler_rule of the standing verdict */
-    int32_t member;                 /* bank member, 0 (0.1 sigma) ... 5 (4 sigma); -1: none */
-    double score;                   /* largest score over threshold of any armed member: >= 1 is an alarm */
-    double level_seconds;           /* the learned level: the stream's own normal time */
-    double noise;                   /* relative noise per step after common mode, long-run */
-    double learned_steps;           /* healthy steps the level rests on */
-    int32_t has_peers;              /* 0: judged by its own history only, so a common change is seen as its own */
-    int32_t armed;                  /* bit per bank member that may raise a verdict */
+    int32_t state;        /* enum gpubridge_straggler_state */
+    uint32_t answers;     /* enum gpubridge_straggler_answer */
+    int32_t rule;         /* enum gpubridge_straggler_rule of the standing verdict */
+    int32_t member;       /* bank member, 0 (0.1 sigma) ... 5 (4 sigma); -1: none */
+    double score;         /* largest score over threshold of any armed member: >= 1 is an alarm */
+    double level_seconds; /* the learned level: the stream's own normal time */
+    double noise;         /* relative noise per step after common mode, long-run */
+    double learned_steps; /* healthy steps the level rests on */
+    int32_t has_peers;    /* 0: judged by its own history only, so a common change is seen as its own */
+    int32_t armed;        /* bit per bank member that may raise a verdict */
     double slowdown, slowdown_low, slowdown_high; /* of the standing verdict, relative (0.02: 2 % slower) */
     int64_t onset, onset_low, onset_high;         /* step numbers */
-    double class_ratio;             /* level over the median level of its class */
-    double last_share; /* learned share of steps in which this rank arrived last (a cost, not a verdict) */
+    double class_ratio;                           /* level over the median level of its class */
+    double last_share;     /* learned share of steps in which this rank arrived last (a cost, not a verdict) */
     double min_detectable; /* smallest slowdown found within 200 steps with 95 %; < 0: none yet */
-    double gross_level; /* relative slowdown that is found in 3 steps; < 0: none yet */
+    double gross_level;    /* relative slowdown that is found in 3 steps; < 0: none yet */
 };
 
 struct gpubridge_straggler_event {

@@ -56,7 +56,7 @@ struct gb_settings {
     uint16_t port_range[2]; /* inclusive; 0, 0: any free port */
     char secret_file[1024]; /* "": the secret comes from the context's config */
     int32_t encrypt;        /* 0 / 1 */
-    int32_t checksum;         /* enum gb_checksum */
+    int32_t checksum;       /* enum gb_checksum */
     int32_t self_test;      /* 0 / 1 */
     int32_t blocking_wait;  /* 0 / 1 */
     int32_t poll;           /* enum gb_poll */

@@ -19,10 +19,10 @@ const char *gb_err_text(void);
 void gb_err_put(const char *text);
 
 #define GB_FAIL(status, ...) gb_err_set((status), __FILE__, __LINE__, __VA_ARGS__)
-#define GB_TRY(expr)                                                                                         \
-    do {                                                                                                     \
-        int gb_try_rc_ = (expr);                                                                             \
-        if (gb_try_rc_ != 0) return gb_try_rc_;                                                              \
+#define GB_TRY(expr)                                                                                                   \
+    do {                                                                                                               \
+        int gb_try_rc_ = (expr);                                                                                       \
+        if (gb_try_rc_ != 0) return gb_try_rc_;                                                                        \
     } while (0)
 
 #endif

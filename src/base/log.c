@@ -8,10 +8,10 @@
 #include <stdio.h>
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
-static _Atomic int max_level = GB_LOG_WARN; /* relaxed: a late change of verbosity is harmless */
-static char label[96];                      /* guarded by lock */
+static _Atomic int max_level = GB_LOG_WARN;        /* relaxed: a late change of verbosity is harmless */
+static char label[96];                             /* guarded by lock */
 static void (*sink_fn)(void *, int, const char *); /* guarded by lock */
-static void *sink_arg;                      /* guarded by lock */
+static void *sink_arg;                             /* guarded by lock */
 
 static const char *const words[] = {"error", "warning", "info", "debug", "trace"};
 

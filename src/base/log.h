@@ -14,11 +14,11 @@ void gb_log_set_sink(void (*sink)(void *arg, int level, const char *line), void 
 int gb_log_is_on(enum gb_log_level level);
 void gb_log(enum gb_log_level level, const char *fmt, ...) __attribute__((format(printf, 2, 3)));
 
-#define GB_WARN(...)  gb_log(GB_LOG_WARN, __VA_ARGS__)
-#define GB_INFO(...)  gb_log(GB_LOG_INFO, __VA_ARGS__)
-#define GB_DEBUG(...)                                                                                        \
-    do {                                                                                                     \
-        if (gb_log_is_on(GB_LOG_DEBUG)) gb_log(GB_LOG_DEBUG, __VA_ARGS__);                                   \
+#define GB_WARN(...) gb_log(GB_LOG_WARN, __VA_ARGS__)
+#define GB_INFO(...) gb_log(GB_LOG_INFO, __VA_ARGS__)
+#define GB_DEBUG(...)                                                                                                  \
+    do {                                                                                                               \
+        if (gb_log_is_on(GB_LOG_DEBUG)) gb_log(GB_LOG_DEBUG, __VA_ARGS__);                                             \
     } while (0)
 
 #endif

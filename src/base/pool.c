@@ -19,7 +19,7 @@ struct head {
 
 struct gb_pool {
     pthread_mutex_t lock;
-    struct head *free[NCLASSES]; /* guarded by lock */
+    struct head *free[NCLASSES];               /* guarded by lock */
     size_t keep_bytes, free_bytes, used_bytes; /* guarded by lock */
 };
 

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * ccl.h: the vendor collective library of an island (NCCL or RCCL: one loader, two sonames).  Only what VENDOR steps and
- * communicator life need: data moves by grouped send/recv of bytes, our own kernels add.  Launcher thread, except
+ * ccl.h: the vendor collective library of an island (NCCL or RCCL: one loader, two sonames).  Only what VENDOR steps
+ * and communicator life need: data moves by grouped send/recv of bytes, our own kernels add.  Launcher thread, except
  * gb_ccl_abort (any thread: it must free a stuck call) and gb_ccl_open / gb_ccl_unique_id (any thread).
  */
 #ifndef GB_CCL_CCL_H

@@ -24,10 +24,10 @@
 struct gb_ccl_comm {
     const struct gb_ccl *ccl;
     struct gb_device *device;
-    void *handle;         /* guarded by lock: the library's; NULL once aborted or destroyed */
+    void *handle; /* guarded by lock: the library's; NULL once aborted or destroyed */
     int nranks, rank;
-    int is_aborted;       /* guarded by lock */
-    int has_aborter;      /* guarded by lock */
+    int is_aborted;  /* guarded by lock */
+    int has_aborter; /* guarded by lock */
     pthread_t aborter;
     pthread_mutex_t lock; /* held for single calls, which return at once, never while waiting */
 };

@@ -20,18 +20,18 @@ enum gb_reduce_flags {
 };
 
 struct gb_reduce_args {
-    void *dst;                          /* may equal a src exactly, never overlap it partly */
+    void *dst; /* may equal a src exactly, never overlap it partly */
     const void *src[GB_REDUCE_MAX_SRC];
-    uint64_t count;                     /* elements (complex: pairs) */
-    double factor;                      /* PREMUL_SUM */
-    uint64_t divisor;                   /* ranks in the group */
-    uint32_t premul_mask;               /* bit k: src[k] is raw input, multiply by `factor` (converted to the accumulator) */
-    uint32_t acc_mask;                  /* bit k: src[k] is stored in the accumulator type, else in `dtype` */
+    uint64_t count;       /* elements (complex: pairs) */
+    double factor;        /* PREMUL_SUM */
+    uint64_t divisor;     /* ranks in the group */
+    uint32_t premul_mask; /* bit k: src[k] is raw input, multiply by `factor` (converted to the accumulator) */
+    uint32_t acc_mask;    /* bit k: src[k] is stored in the accumulator type, else in `dtype` */
     uint8_t nsrc;
-    uint8_t dtype;                      /* enum gpubridge_dtype */
-    uint8_t op;                         /* enum gpubridge_reduce_op */
-    uint8_t flags;                      /* enum gb_reduce_flags */
-    uint8_t dst_is_acc;                 /* dst is stored in the accumulator type, else in `dtype` */
+    uint8_t dtype;      /* enum gpubridge_dtype */
+    uint8_t op;         /* enum gpubridge_reduce_op */
+    uint8_t flags;      /* enum gb_reduce_flags */
+    uint8_t dst_is_acc; /* dst is stored in the accumulator type, else in `dtype` */
 };
 
 /* Bytes of one element of dtype / of its accumulator.  0 for a value that is not a dtype. */

@@ -17,21 +17,21 @@ struct gb_turn_ccl;
 
 /* Order of vendor calls between groups (turns.h).  Engine role. */
 struct gb_turns {
-    struct gb_uuid leader;       /* of this rank's island; zero: none known */
-    struct gb_turn *waiting;     /* as leader: operations that some members announced */
-    struct gb_turn_ccl *ccls;    /* vendor communicators by member set */
+    struct gb_uuid leader;                     /* of this rank's island; zero: none known */
+    struct gb_turn *waiting;                   /* as leader: operations that some members announced */
+    struct gb_turn_ccl *ccls;                  /* vendor communicators by member set */
     struct gb_op *granted_head, *granted_tail; /* have their ticket, wait for their vendor communicator */
-    uint32_t epoch;              /* vendor communicators aborted so far */
+    uint32_t epoch;                            /* vendor communicators aborted so far */
 };
 
-struct gb_lost_link {            /* why a link went down, for comms that are being made */
+struct gb_lost_link { /* why a link went down, for comms that are being made */
     struct gb_link *link;
     int status;
     char text[400];
     struct gb_lost_link *next;
 };
 
-struct gb_stray_abort {          /* aborts of groups that are not made here yet */
+struct gb_stray_abort { /* aborts of groups that are not made here yet */
     uint64_t group;
     int status;
     char text[400];
@@ -39,48 +39,48 @@ struct gb_stray_abort {          /* aborts of groups that are not made here yet 
 };
 
 struct gpubridge_context {
-    pid_t pid;                   /* another value in a child after fork */
+    pid_t pid; /* another value in a child after fork */
     struct gb_uuid uuid;
     int32_t global_rank, local_rank;
     char host[64];
     uint64_t host_id;
-    char island[64];             /* island key */
+    char island[64]; /* island key */
     char versions[64];
     struct gb_settings settings;
-    int device_kind;             /* enum gpubridge_device_kind */
+    int device_kind; /* enum gpubridge_device_kind */
     int device_index;
     char device_id[64];
     int emulated;
-    struct gb_device *device;    /* NULL on a CPU */
+    struct gb_device *device; /* NULL on a CPU */
     struct gb_launcher *launcher;
     const struct gb_ccl *ccl;
-    char ccl_name[48];           /* "NCCL 2.28.9"; "" when none can be opened */
-    char ccl_missing[400];       /* why not */
+    char ccl_name[48];     /* "NCCL 2.28.9"; "" when none can be opened */
+    char ccl_missing[400]; /* why not */
     struct gb_pool *pool;
     struct gb_net *net;
     struct gb_engine *engine;
     struct gb_turns turns;
-    struct gb_link *leader_link; /* engine role: held, to turns.leader; NULL: this process, or nobody known */
+    struct gb_link *leader_link;         /* engine role: held, to turns.leader; NULL: this process, or nobody known */
     struct gb_stray_abort *stray_aborts; /* engine role */
     pthread_mutex_t lock;
-    uint32_t next_stream_set;    /* guarded by lock */
-    int farewell_status;         /* guarded by lock: the first culprit this process knows of goes into its GOODBYE */
-    char farewell[400];          /* guarded by lock */
-    struct gb_lost_link *lost;   /* guarded by lock */
-    struct gb_uuid *proven;      /* guarded by lock: peers whose link passed the self-test */
-    size_t nproven;              /* guarded by lock */
+    uint32_t next_stream_set;     /* guarded by lock */
+    int farewell_status;          /* guarded by lock: the first culprit this process knows of goes into its GOODBYE */
+    char farewell[400];           /* guarded by lock */
+    struct gb_lost_link *lost;    /* guarded by lock */
+    struct gb_uuid *proven;       /* guarded by lock: peers whose link passed the self-test */
+    size_t nproven;               /* guarded by lock */
     struct gpubridge_comm *comms; /* engine role */
 };
 
 struct gb_member {
     struct gb_member_hello hello;
-    uint8_t has_left;            /* engine role: destroyed the comm or said goodbye */
+    uint8_t has_left; /* engine role: destroyed the comm or said goodbye */
 };
 
 struct gpubridge_comm {
     gpubridge_context *context;
     struct gb_group group;
-    struct gb_member *members;   /* [size] */
+    struct gb_member *members; /* [size] */
     struct gb_settings settings;
     uint64_t birth;
     uint64_t ccl_set;            /* key of the vendor communicator of this rank's island */

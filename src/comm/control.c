@@ -9,7 +9,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define PROBE_AFTER_NS 500000000u  /* an operation that takes longer asks who is late */
+#define PROBE_AFTER_NS 500000000u /* an operation that takes longer asks who is late */
 #define PROBE_EVERY_NS 1000000000u
 
 enum ctrl_type {
@@ -26,13 +26,13 @@ enum ctrl_type {
 
 /* All integers little-endian as on every supported machine; the size is part of the protocol (docs/wire-format.md). */
 struct ctrl {
-    uint32_t type;      /* enum ctrl_type */
-    int32_t status;     /* ABORT */
-    uint64_t group;     /* CCL_ID: the member set */
+    uint32_t type;  /* enum ctrl_type */
+    int32_t status; /* ABORT */
+    uint64_t group; /* CCL_ID: the member set */
     uint32_t seq;
-    uint32_t members;   /* ANNOUNCE */
-    struct gb_sig sig;  /* PROBE, DIFFERS */
-    char text[400];     /* ABORT: words, CCL_ID: 128 bytes */
+    uint32_t members;  /* ANNOUNCE */
+    struct gb_sig sig; /* PROBE, DIFFERS */
+    char text[400];    /* ABORT: words, CCL_ID: 128 bytes */
 };
 _Static_assert(sizeof(struct ctrl) == 440, "the layout of control messages is part of the protocol");
 

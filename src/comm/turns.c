@@ -12,10 +12,10 @@
 
 enum ccl_state { CCL_NO_ID, CCL_HAS_ID, CCL_CREATING, CCL_READY, CCL_FAILED };
 
-struct gb_turn {                /* leader: announced by `seen` of `members` */
+struct gb_turn { /* leader: announced by `seen` of `members` */
     uint64_t group;
     uint32_t seq, seen, members;
-    struct gb_link **links;     /* [members]; NULL: this process */
+    struct gb_link **links; /* [members]; NULL: this process */
     struct gb_turn *next;
 };
 
@@ -24,12 +24,12 @@ struct gb_turn_ccl {
     enum ccl_state state;
     uint8_t id[GB_CCL_ID_BYTES];
     struct gb_ccl_comm *comm;
-    int status;                 /* why creation failed */
+    int status; /* why creation failed */
     char text[400];
     gpubridge_context *context;
     uint32_t nranks, rank;
     int64_t timeout_ns;
-    int dead;                   /* aborted: never found again */
+    int dead; /* aborted: never found again */
     struct gb_turn_ccl *next;
 };
 

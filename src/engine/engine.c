@@ -15,10 +15,10 @@
 #include <unistd.h>
 
 #define NEVENTS       64
-#define TICK_NS       50000000   /* deadlines and probes */
-#define IDLE_NS       200000000  /* the engine thread looks at control traffic this often when nothing is in flight */
-#define DEVICE_NAP_NS 20000      /* GPU flags have no file descriptor */
-#define RETRY_NS      100000000  /* safety net of futex sleepers */
+#define TICK_NS       50000000  /* deadlines and probes */
+#define IDLE_NS       200000000 /* the engine thread looks at control traffic this often when nothing is in flight */
+#define DEVICE_NAP_NS 20000     /* GPU flags have no file descriptor */
+#define RETRY_NS      100000000 /* safety net of futex sleepers */
 
 static void futex_wait(_Atomic uint32_t *word, uint32_t value, int64_t timeout_ns)
 {

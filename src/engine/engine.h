@@ -32,9 +32,9 @@ struct gb_engine_config {
     struct gb_launcher *launcher; /* NULL: host only */
     struct gb_pool *pool;
     struct gb_engine_hooks hooks;
-    int64_t spin_ns;              /* how long to poll before sleeping */
-    int emulated;                 /* an emulated device: CPU tensors have no stream, waits hold the host */
-    int inline_bytes;             /* host arithmetic up to this size runs in the role, larger on I/O workers */
+    int64_t spin_ns;  /* how long to poll before sleeping */
+    int emulated;     /* an emulated device: CPU tensors have no stream, waits hold the host */
+    int inline_bytes; /* host arithmetic up to this size runs in the role, larger on I/O workers */
 };
 
 int gb_engine_open(const struct gb_engine_config *config, struct gb_engine **engine) GB_NODISCARD;

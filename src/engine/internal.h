@@ -15,27 +15,27 @@ struct gb_call {
 struct gb_notify {
     pthread_mutex_t lock;
     pthread_cond_t cond;
-    uint64_t *ring;       /* guarded by lock */
+    uint64_t *ring;                 /* guarded by lock */
     uint32_t head, count, capacity; /* guarded by lock */
-    int stopped;          /* guarded by lock */
+    int stopped;                    /* guarded by lock */
 };
 
 struct gb_engine {
     struct gb_engine_config config;
-    pthread_mutex_t role;         /* held by the thread that plays the engine */
+    pthread_mutex_t role; /* held by the thread that plays the engine */
     pthread_t thread;
-    _Atomic uint32_t kick;        /* futex word: the engine thread should look */
-    _Atomic int sleeping;         /* the role's holder is in (or about to enter) gb_net_wait */
+    _Atomic uint32_t kick; /* futex word: the engine thread should look */
+    _Atomic int sleeping;  /* the role's holder is in (or about to enter) gb_net_wait */
     _Atomic int stop;
-    _Atomic uint32_t inflight;    /* operations submitted and not finished */
+    _Atomic uint32_t inflight; /* operations submitted and not finished */
     pthread_mutex_t queue_lock;
-    struct gb_op *queue_head, *queue_tail;     /* guarded by queue_lock */
-    struct gb_call *calls_head, *calls_tail;   /* guarded by queue_lock */
-    _Atomic int queued;           /* hint that a queue is not empty */
+    struct gb_op *queue_head, *queue_tail;   /* guarded by queue_lock */
+    struct gb_call *calls_head, *calls_tail; /* guarded by queue_lock */
+    _Atomic int queued;                      /* hint that a queue is not empty */
     /* engine role */
     struct gb_group *groups;
-    struct gb_op *staged;         /* staged operations in flight, by staged_next */
-    uint32_t bulk;                /* messages in flight that I/O workers move */
+    struct gb_op *staged; /* staged operations in flight, by staged_next */
+    uint32_t bulk;        /* messages in flight that I/O workers move */
     uint64_t tick_ns;
     struct gb_notify notify;
 };

@@ -52,15 +52,15 @@ struct gb_job {
     struct gb_dev_op *op;
     struct gb_set *set;
     _Atomic int given_up;
-    int state, is_released, is_pinned;  /* [G] pinned: the launcher thread is at it */
+    int state, is_released, is_pinned; /* [G] pinned: the launcher thread is at it */
     uint32_t set_id;
     _Atomic(_Atomic uint32_t *) poison; /* pinned, kept with the job: 1 makes the last kernel write NaN */
     void *ready, *done;
     uint32_t nsteps;
-    void *joined[QUEUES];               /* ends of the other queues, which the last one waits for */
-    void **event;                       /* [nsteps] NULL where none */
-    uint8_t *info;                      /* [nsteps] enum step_info */
-    uint32_t capacity;                  /* steps that the arrays hold */
+    void *joined[QUEUES]; /* ends of the other queues, which the last one waits for */
+    void **event;         /* [nsteps] NULL where none */
+    uint8_t *info;        /* [nsteps] enum step_info */
+    uint32_t capacity;    /* steps that the arrays hold */
     void *arrays;
     uint32_t cursor[QUEUES];            /* [L] next step to look at; everything of the queue below is issued */
     uint32_t left[QUEUES];              /* [L] steps not issued */
@@ -85,23 +85,23 @@ struct gb_launcher {
     struct gb_launch_pool mem, host;
     _Atomic uint64_t pool_bytes, pool_used, pool_limit; /* of both pools: reserved, in use, soft limit */
     struct gb_module *module;
-    void *reduce, *poison;                              /* kernels */
+    void *reduce, *poison; /* kernels */
     pthread_t thread;
     pthread_mutex_t lock;
     pthread_cond_t cond;
-    struct gb_command *commands, **commands_tail;       /* [G] */
-    struct gb_command *spare_commands;                  /* [G] */
-    struct gb_job *jobs, *spare_jobs;                   /* [G] */
-    void **events;                                      /* [G] unused ones */
-    uint32_t nevents, events_capacity;                  /* [G] */
-    struct gb_set *sets;                                /* [L] */
-    struct gb_job **active;                             /* [L] jobs of this pass */
+    struct gb_command *commands, **commands_tail; /* [G] */
+    struct gb_command *spare_commands;            /* [G] */
+    struct gb_job *jobs, *spare_jobs;             /* [G] */
+    void **events;                                /* [G] unused ones */
+    uint32_t nevents, events_capacity;            /* [G] */
+    struct gb_set *sets;                          /* [L] */
+    struct gb_job **active;                       /* [L] jobs of this pass */
     uint32_t active_capacity;
-    struct gb_ccl_part *parts;                          /* [L] scratch of vendor steps */
+    struct gb_ccl_part *parts; /* [L] scratch of vendor steps */
     uint32_t parts_capacity;
     _Atomic uint32_t kicks;
     _Atomic int sleeping;
-    int stopping, opened, open_status;                  /* [G] */
+    int stopping, opened, open_status; /* [G] */
     char open_text[512];
 };
 

@@ -15,7 +15,7 @@
 
 #define THREADS        256u
 #define MAX_BLOCKS     32u /* few, so that training kernels keep the GPU */
-#define VENDOR_ENTRIES 8u /* what a grouped call may put into a stream */
+#define VENDOR_ENTRIES 8u  /* what a grouped call may put into a stream */
 
 /* ---- stream sets ---- */
 

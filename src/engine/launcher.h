@@ -26,20 +26,20 @@ struct gb_launcher;
 struct gb_dev_op {
     /* filled by the engine before start, constant until finished */
     const struct gb_plan *plan;
-    int32_t dtype, reduce_op;   /* of the operation */
-    uint32_t nranks;            /* AVG divisor */
+    int32_t dtype, reduce_op; /* of the operation */
+    uint32_t nranks;          /* AVG divisor */
     double factor;
-    void *buf[4];               /* base of enum gb_buf; DEV: from gb_launcher_mem, HOST: from gb_launcher_host */
+    void *buf[4]; /* base of enum gb_buf; DEV: from gb_launcher_mem, HOST: from gb_launcher_host */
     struct gb_ccl_comm *ccl;
     uint32_t set; /* stream set: operations of one set run in order, sets are independent of each other (one set
                      of streams per group, made at its first operation, so groups never stand behind each other) */
-    void *ready; /* event from gb_launcher_record on the caller's stream, or NULL */
+    void *ready;  /* event from gb_launcher_record on the caller's stream, or NULL */
     _Atomic uint32_t *flags; /* [nsteps + 1] pinned, zeroed; [nsteps]: everything on the device is finished */
     /* filled by the launcher */
-    void *done; /* event after the last step: valid once `enqueued` */
+    void *done;           /* event after the last step: valid once `enqueued` */
     _Atomic int enqueued; /* CUDA: all is in the streams; HIP: the done event is recorded */
-    _Atomic int status; /* first device error, enum gpubridge_status */
-    char text[256]; /* its words; written before status (release) */
+    _Atomic int status;   /* first device error, enum gpubridge_status */
+    char text[256];       /* its words; written before status (release) */
     void *priv;
 };
 

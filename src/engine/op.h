@@ -22,13 +22,13 @@ struct gb_op;
 /* A plan made ready for execution: successors instead of predecessors.  Shared by operations, counted. */
 struct gb_xplan {
     struct gb_plan *plan;
-    uint8_t hash[16];      /* of the specification: the cache key */
+    uint8_t hash[16]; /* of the specification: the cache key */
     _Atomic uint32_t refs;
-    uint32_t *succ_first;  /* [nsteps + 1] into succ */
+    uint32_t *succ_first; /* [nsteps + 1] into succ */
     uint32_t *succ;
-    uint32_t *watch;       /* staged: device steps that a network step waits for, ascending */
+    uint32_t *watch; /* staged: device steps that a network step waits for, ascending */
     uint32_t nwatch;
-    uint32_t nnet;         /* network steps */
+    uint32_t nnet; /* network steps */
 };
 
 enum gb_cell_state { GB_CELL_WAITING, GB_CELL_STARTED, GB_CELL_DONE };
@@ -54,29 +54,29 @@ struct gb_op {
     struct gb_op *staged_next; /* [E] engine list of staged operations in flight */
     struct gb_op *ticket_next; /* [E] comm's list of operations whose turn has come */
     struct gb_xplan *xplan;
-    struct gb_cell *cells;     /* [nsteps] */
+    struct gb_cell *cells;                   /* [nsteps] */
     struct gb_cell *ready_head, *ready_tail; /* [E] */
-    struct gb_key key;         /* xid is filled per message */
+    struct gb_key key;                       /* xid is filled per message */
     struct gb_sig sig;
     int32_t kind, dtype, reduce_op, root, tag;
     uint32_t flags;
     uint64_t user, count, payload_bytes;
     double factor;
-    void *buf[4];              /* enum gb_buf */
-    void *dev_mem, *host_mem;  /* to give back */
-    struct gb_dev_op *dev;     /* staged operations */
-    uint32_t watch_pos;        /* [E] first watched step not yet seen finished */
-    uint32_t started, left;    /* [E] steps in flight; steps of the engine not finished */
+    void *buf[4];             /* enum gb_buf */
+    void *dev_mem, *host_mem; /* to give back */
+    struct gb_dev_op *dev;    /* staged operations */
+    uint32_t watch_pos;       /* [E] first watched step not yet seen finished */
+    uint32_t started, left;   /* [E] steps in flight; steps of the engine not finished */
     uint8_t is_started, is_p2p, wants_vendor, is_announced, has_ticket, is_aborting, is_any, is_posted; /* [E] */
-    uint8_t on_device; /* [E] the launcher has it: until staged_next marks the end */
-    uint8_t is_emulated;       /* no stream of the caller's to order: waits hold the host */
-    int32_t source;            /* RECV: matched source, valid when finished */
-    int64_t deadline_ns;       /* absolute */
+    uint8_t on_device;   /* [E] the launcher has it: until staged_next marks the end */
+    uint8_t is_emulated; /* no stream of the caller's to order: waits hold the host */
+    int32_t source;      /* RECV: matched source, valid when finished */
+    int64_t deadline_ns; /* absolute */
     uint64_t submit_ns, start_ns, progress_ns;
     uint64_t first_bridge_ns, last_bridge_ns, first_island_ns, last_island_ns; /* [E] */
     _Atomic uint64_t compute_ns;
-    int status;                /* valid when finished */
-    char *text;                /* error text, NULL when none; freed with the op */
+    int status; /* valid when finished */
+    char *text; /* error text, NULL when none; freed with the op */
 };
 
 /* Counters: relaxed atomics, written by the engine role. */
@@ -85,13 +85,13 @@ struct gb_group_counters {
         compute_ns;
 };
 
-struct gb_p2p_slot {     /* counters of one (peer, tag) */
+struct gb_p2p_slot { /* counters of one (peer, tag) */
     int32_t peer, tag;
     uint32_t send_seq, recv_seq;
     struct gb_p2p_slot *next;
 };
 
-struct gb_p2p_seen {     /* an announced message without a receive */
+struct gb_p2p_seen { /* an announced message without a receive */
     int32_t peer, tag;
     uint32_t seq;
     struct gb_p2p_seen *next;
@@ -104,43 +104,43 @@ struct gb_group {
     char *name;
     uint32_t rank, size;
     struct gb_engine *engine;
-    struct gb_link **links;       /* [size]; own entry NULL */
-    char **labels;                /* [size] "rank 3 (host-a)" */
+    struct gb_link **links; /* [size]; own entry NULL */
+    char **labels;          /* [size] "rank 3 (host-a)" */
     struct gb_topo *topo;
     struct gb_topo *host_topo; /* the same islands for operations on host buffers: no vendor library, nothing staged */
-    int staged; /* this rank's buffers are device memory */
-    uint32_t stream_set; /* of collectives; P2P operations use the next one */
-    uint64_t chunk_bytes; /* 0: by size and device (submit.c) */
+    int staged;                /* this rank's buffers are device memory */
+    uint32_t stream_set;       /* of collectives; P2P operations use the next one */
+    uint64_t chunk_bytes;      /* 0: by size and device (submit.c) */
     uint64_t flat_bytes;
     uint32_t depth;
     int64_t timeout_ns; /* [S] */
 
     pthread_mutex_t submit_lock;
-    uint32_t next_seq; /* [S] */
+    uint32_t next_seq;           /* [S] */
     struct gb_p2p_slot *p2p[64]; /* [E] by hash of (peer, tag) */
 
     struct gb_xplan *cache[64]; /* [S] */
-    uint32_t cache_pos; /* [S] */
+    uint32_t cache_pos;         /* [S] */
 
-    struct gb_op *ops_head, *ops_tail; /* [E] submitted and not finished, in order of submission */
+    struct gb_op *ops_head, *ops_tail;         /* [E] submitted and not finished, in order of submission */
     struct gb_p2p_seen *seen_head, *seen_tail; /* [E] */
     struct {
         uint32_t seq;
         struct gb_sig sig;
     } history[GB_HISTORY]; /* [E] signatures of recent operations */
-    uint32_t last_seq; /* [E] highest sequence number admitted + 1 */
-    uint8_t *arrived; /* [E][size] answers to probes about the oldest operation: 0 unknown, 1 has it, 2 behind */
-    uint64_t left_ns; /* [E] when a member destroyed the group; 0: none did */
-    char left_text[256]; /* [E] who */
-    uint64_t probe_ns; /* [E] last probe sent */
+    uint32_t last_seq;     /* [E] highest sequence number admitted + 1 */
+    uint8_t *arrived;      /* [E][size] answers to probes about the oldest operation: 0 unknown, 1 has it, 2 behind */
+    uint64_t left_ns;      /* [E] when a member destroyed the group; 0: none did */
+    char left_text[256];   /* [E] who */
+    uint64_t probe_ns;     /* [E] last probe sent */
 
     _Atomic int status; /* release after status_text: the first abort */
     char status_text[512];
     _Atomic uint32_t nops; /* operations not finished */
     struct gb_group_counters counters;
-    void *comm; /* owner, for the hooks */
-    struct gb_group *next; /* [E] engine list */
-    int needs_settle; /* [E] aborted: operations without anything in flight are to be finished */
+    void *comm;              /* owner, for the hooks */
+    struct gb_group *next;   /* [E] engine list */
+    int needs_settle;        /* [E] aborted: operations without anything in flight are to be finished */
     struct gb_ccl_comm *ccl; /* [E] vendor communicator of this rank's island, NULL until made */
 };
 

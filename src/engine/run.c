@@ -289,7 +289,7 @@ int gb_engine_poll_staged(struct gb_engine *engine)
         found += poll_device(op);
         if (ended) {
             *at = op->staged_next;
-            op->staged_next = op;   /* marks: the device is through */
+            op->staged_next = op; /* marks: the device is through */
             op->left--;
             found++;
             if (!op->is_aborting) op->progress_ns = gb_now_ns();

@@ -17,9 +17,9 @@
 
 #define GB_GRID       1024u /* elements: shares, segments and chunks are cut on multiples of this */
 #define GB_SLOT_SHIFT 44
-#define GB_STAGES     4u /* at most so many chunks are between their first and their last stage */
+#define GB_STAGES     4u              /* at most so many chunks are between their first and their last stage */
 #define GB_NOW        (2 * GB_STAGES) /* list of landings: those inside the same stage */
-#define GB_SEPARATE   (1ull << 60) /* out_base of operations whose buffers are never shared */
+#define GB_SEPARATE   (1ull << 60)    /* out_base of operations whose buffers are never shared */
 
 struct gb_span {
     uint64_t lo, hi;
@@ -65,18 +65,18 @@ struct gb_builder {
     uint32_t me, isl, loc, nloc; /* rank, island, local index, ranks in the island */
     const uint32_t *mates;       /* [nloc] group ranks of the island */
     uint32_t es, as;             /* bytes of an element, of an accumulator */
-    uint8_t staged, vendor; /* vendor: this island has several ranks and exchanges by VENDOR steps in this plan */
+    uint8_t staged, vendor;      /* vendor: this island has several ranks and exchanges by VENDOR steps in this plan */
     uint8_t premul, folds_once, failed;
     uint32_t *send_xid, *recv_xid; /* [nranks] */
-    uint32_t *mark; /* [step_cap] dependency already recorded for step mark - 1 */
+    uint32_t *mark;                /* [step_cap] dependency already recorded for step mark - 1 */
 
     /* Scratch.  While building, an offset is slot << GB_SLOT_SHIFT | offset inside the slot. */
     uint32_t depth, slot, nslots; /* nslots: used so far */
-    uint64_t *bump[2]; /* [depth] next free byte in DEV, HOST */
+    uint64_t *bump[2];            /* [depth] next free byte in DEV, HOST */
     uint64_t peak[2];
 
     /* Hazards. */
-    struct gb_track *user; /* [nzones] */
+    struct gb_track *user;      /* [nzones] */
     const uint64_t *zone_first; /* [nzones] bytes, ascending */
     uint32_t nzones;
     uint64_t in_base, out_base; /* where IN and OUT begin in the common address space of the zones */

@@ -35,13 +35,13 @@ struct gb_topo {
 struct gb_plan_spec {
     int32_t op, dtype, reduce_op; /* enums of gpubridge.h; not SEND / RECV, which need no plan */
     uint32_t root;
-    uint64_t count; /* elements, as gpubridge.h defines it per operation */
+    uint64_t count;         /* elements, as gpubridge.h defines it per operation */
     const uint64_t *counts; /* ALL_GATHER / REDUCE_SCATTER: [nranks] block sizes; NULL: count each */
     /* ALL_TO_ALL: the rank's own rows; only its own plan depends on them.  NULL: count each. */
     const uint64_t *send_counts, *recv_counts; /* [nranks] */
-    uint64_t chunk_bytes; /* pipeline unit on the bridge, agreed */
+    uint64_t chunk_bytes;                      /* pipeline unit on the bridge, agreed */
     uint64_t flat_bytes; /* at most this many bytes per rank: everybody sends to everybody, one round, no vendor call */
-    uint32_t depth; /* chunks in flight per rank (>= 2) */
+    uint32_t depth;      /* chunks in flight per rank (>= 2) */
 };
 
 enum gb_buf { GB_BUF_IN, GB_BUF_OUT, GB_BUF_DEV, GB_BUF_HOST };
@@ -59,24 +59,24 @@ enum gb_queue { GB_QUEUE_NET, GB_QUEUE_OUT, GB_QUEUE_IN, GB_QUEUE_VENDOR };
 /* One send or receive of a grouped vendor call, or one source of a REDUCE. */
 struct gb_part {
     struct gb_ref ref;
-    uint64_t bytes; /* VENDOR */
-    uint32_t peer; /* VENDOR: local index in the island */
+    uint64_t bytes;  /* VENDOR */
+    uint32_t peer;   /* VENDOR: local index in the island */
     uint8_t is_recv; /* VENDOR */
-    uint8_t is_acc; /* REDUCE: stored as accumulator */
-    uint8_t premul; /* REDUCE: raw input of a PREMUL_SUM */
+    uint8_t is_acc;  /* REDUCE: stored as accumulator */
+    uint8_t premul;  /* REDUCE: raw input of a PREMUL_SUM */
 };
 
 struct gb_step {
     uint8_t kind, queue;
     uint8_t dst_is_acc, final; /* REDUCE */
-    uint8_t crosses; /* SEND / RECV: 1 when it leaves the island (the bridge) */
-    uint32_t peer; /* SEND / RECV: group rank */
-    uint32_t xid; /* SEND / RECV: ordinal between the pair, per direction */
-    uint32_t dep, ndep; /* plan->deps[dep ...]: steps (lower indices) that must be finished first */
-    uint32_t part, nparts; /* VENDOR, REDUCE: plan->parts[part ...] */
-    struct gb_ref src, dst; /* SEND: src; RECV: dst; COPY: both; REDUCE: dst */
-    uint64_t bytes; /* SEND, RECV, COPY */
-    uint64_t count; /* REDUCE: elements */
+    uint8_t crosses;           /* SEND / RECV: 1 when it leaves the island (the bridge) */
+    uint32_t peer;             /* SEND / RECV: group rank */
+    uint32_t xid;              /* SEND / RECV: ordinal between the pair, per direction */
+    uint32_t dep, ndep;        /* plan->deps[dep ...]: steps (lower indices) that must be finished first */
+    uint32_t part, nparts;     /* VENDOR, REDUCE: plan->parts[part ...] */
+    struct gb_ref src, dst;    /* SEND: src; RECV: dst; COPY: both; REDUCE: dst */
+    uint64_t bytes;            /* SEND, RECV, COPY */
+    uint64_t count;            /* REDUCE: elements */
 };
 
 struct gb_plan {
@@ -86,10 +86,10 @@ struct gb_plan {
     uint32_t nsteps, ndeps, nparts;
     uint64_t dev_bytes, host_bytes; /* scratch and staging this plan needs */
     uint64_t bridge_send_bytes, island_send_bytes;
-    uint32_t hash; /* of spec and topology: equal on all ranks or the operation is refused */
-    uint8_t flat; /* the one-round form */
+    uint32_t hash;       /* of spec and topology: equal on all ranks or the operation is refused */
+    uint8_t flat;        /* the one-round form */
     uint8_t uses_vendor; /* has VENDOR steps on this rank */
-    uint8_t takes_turn; /* VENDOR steps are possible: equal on all ranks of vendor islands of several ranks */
+    uint8_t takes_turn;  /* VENDOR steps are possible: equal on all ranks of vendor islands of several ranks */
 };
 
 /* Refuses what the table in reduce.h does not hold, a root outside the group, counts that overflow. */

@@ -35,8 +35,8 @@
 
 /* Every choice below compares and selects values of one width: mixed widths keep gcc from vectorising. */
 struct scores {
-    double psi[GB_LANES];  /* clipped at 2, in units of the anchor's scale */
-    double v[3][GB_LANES]; /* centred, in long-run units: clipped at 2, 4, 6 */
+    double psi[GB_LANES];                         /* clipped at 2, in units of the anchor's scale */
+    double v[3][GB_LANES];                        /* centred, in long-run units: clipped at 2, 4, 6 */
     float slow_up[GB_LANES], slow_down[GB_LANES]; /* scores of the slowest armed member; 0 when none is armed */
     double alert[GB_LANES];
 };

@@ -107,7 +107,7 @@ static double wide_ratio(const struct gb_learned *s, const struct gb_tables *t, 
 }
 
 struct shape {
-    double rho, ratio, skew, error2; /* lag-1 correlation, long-run ratio, skewness, relative error of the variance */
+    double rho, ratio, skew, error2;  /* lag-1 correlation, long-run ratio, skewness, relative error of the variance */
     double excess_short, excess_long; /* variance of block sums beyond what `ratio` explains */
 };
 

@@ -9,22 +9,22 @@
 
 #define GB_LANES         8
 #define GB_MEMBERS       6
-#define GB_NARROW        4      /* members 0 ... 3 see the score clipped at 2 */
+#define GB_NARROW        4 /* members 0 ... 3 see the score clipped at 2 */
 #define GB_TAILS         8
-#define GB_BATCH         200    /* steps whose statistics are accepted or dropped together */
-#define GB_LONG          16     /* batches in a long block */
+#define GB_BATCH         200 /* steps whose statistics are accepted or dropped together */
+#define GB_LONG          16  /* batches in a long block */
 #define GB_LEVEL_STEPS   32
 #define GB_SCALE_STEPS   64
 #define GB_MEMORY        65536.0 /* steps the baseline remembers */
-#define GB_GROUP_RANKS   4      /* smallest group whose common mode is removed ... */
-#define GB_LEAST_RANKS   3      /* ... as long as so many of it can be compared */
-#define GB_MISSING_STEPS 64    /* steps without data after which a stream is unknown */
-#define GB_SKIP_STEPS    2      /* ignored after a hold */
+#define GB_GROUP_RANKS   4       /* smallest group whose common mode is removed ... */
+#define GB_LEAST_RANKS   3       /* ... as long as so many of it can be compared */
+#define GB_MISSING_STEPS 64      /* steps without data after which a stream is unknown */
+#define GB_SKIP_STEPS    2       /* ignored after a hold */
 
 /* flags of a hot stream */
-#define GB_DOWN_OLDER 1u       /* the down side's last zero is the older one */
-#define GB_FROZEN     2u       /* level and noise are given: nothing is committed */
-#define GB_SLOW_SHIFT 8        /* bits 8 ...: 1 + slowest armed member, 0: none armed */
+#define GB_DOWN_OLDER 1u /* the down side's last zero is the older one */
+#define GB_FROZEN     2u /* level and noise are given: nothing is committed */
+#define GB_SLOW_SHIFT 8  /* bits 8 ...: 1 + slowest armed member, 0: none armed */
 
 struct gb_hot {
     alignas(64) double level[GB_LANES];
@@ -46,19 +46,19 @@ enum gb_verdict { GB_VERDICT_NONE, GB_VERDICT_CONFIRMED, GB_VERDICT_RECOVERING }
 
 /* What the healthy steps taught; valid in GB_PHASE_RUN. */
 struct gb_learned {
-    double n, s1, s2, s11, s3, in;    /* accepted sums of the clipped score */
-    double short_n, short_dev;        /* squared deviations of batch sums */
+    double n, s1, s2, s11, s3, in; /* accepted sums of the clipped score */
+    double short_n, short_dev;     /* squared deviations of batch sums */
     double long_n, long_dev, long_sum, long_steps;
     uint32_t tail[GB_TAILS];
     float up[GB_MEMBERS], down[GB_MEMBERS]; /* thresholds; negative: not armed */
     float next_refresh;
-    float slope;                      /* share of unclipped scores */
+    float slope; /* share of unclipped scores */
     /* the standing verdict */
     int64_t onset, onset_low, onset_high;
     float magnitude, magnitude_low, magnitude_high; /* log ratio */
-    float recover, shift;             /* reverse score; shift of the verdict in score units */
+    float recover, shift;                           /* reverse score; shift of the verdict in score units */
     float gross_sum;
-    uint32_t clean;                   /* healthy steps since recovering */
+    uint32_t clean; /* healthy steps since recovering */
 };
 
 struct gb_cold {
@@ -66,7 +66,7 @@ struct gb_cold {
         float window[GB_SCALE_STEPS];
         struct gb_learned learned;
     } u;
-    int64_t gross_step;               /* last step above the gross level */
+    int64_t gross_step; /* last step above the gross level */
     uint16_t gross_run, missing, filled, skip;
     uint8_t phase, verdict, rule, member, slower, unknown;
 };
@@ -76,49 +76,49 @@ _Static_assert(sizeof(struct gb_hot) / GB_LANES + sizeof(struct gb_cold) <= 512,
 
 /* Arrivals of one rank. */
 struct gb_arrivals {
-    double steps, last, repeat;       /* committed steps, arrivals as the last, of these after another such */
+    double steps, last, repeat; /* committed steps, arrivals as the last, of these after another such */
     double refresh_at;
     float pending_steps, pending_last, pending_repeat;
     float score, run, weight_last, weight_other, threshold;
     uint8_t was_last, armed;
-    int64_t seen;                     /* observed steps of the group that this record contains */
+    int64_t seen; /* observed steps of the group that this record contains */
 };
 
 /* Constants of one engine, set at create. */
 struct gb_tables {
     double k[GB_MEMBERS], clip[GB_MEMBERS];
-    double exponent[GB_MEMBERS];      /* X of section 5: 2 k b that gives the member its run length */
-    double reference[GB_MEMBERS];     /* threshold for white Gaussian noise, perfectly known */
-    double gross_probability;         /* per step above the gross level */
+    double exponent[GB_MEMBERS];  /* X of section 5: 2 k b that gives the member its run length */
+    double reference[GB_MEMBERS]; /* threshold for white Gaussian noise, perfectly known */
+    double gross_probability;     /* per step above the gross level */
     double count_threshold;
-    double min_log;                   /* ln(1 + min_slowdown) */
+    double min_log; /* ln(1 + min_slowdown) */
 };
 
 struct gb_group {
-    int32_t first, size;              /* slice of `members` */
-    uint8_t peers;                    /* the common mode is removed */
-    int64_t observed;                 /* steps whose last arrival is known */
+    int32_t first, size; /* slice of `members` */
+    uint8_t peers;       /* the common mode is removed */
+    int64_t observed;    /* steps whose last arrival is known */
 };
 
 struct gpubridge_straggler {
     int32_t ranks, kinds, groups, stride, blocks; /* streams per kind: ranks, then groups, padded to GB_LANES */
     int32_t warmup, max_hold, window_steps, event_capacity;
     struct gb_tables tables;
-    int64_t step, steps;              /* last step number given (INT64_MIN: none); steps taken */
+    int64_t step, steps; /* last step number given (INT64_MIN: none); steps taken */
     struct gb_hot *hot;
     struct gb_cold *cold;
     struct gb_arrivals *arrivals;
     struct gb_group *group;
     int32_t *members, *group_of, *class_of;
-    int32_t *held, *held_since;       /* depth of holds per rank; steps since the first began */
-    double *x, *scratch;              /* one kind at a time; scratch: three vectors of ranks */
-    uint8_t *present, *active;        /* [stride] of the kind in work */
-    uint8_t *route;                   /* per stream: 0 when the kernel alone handles it */
-    double *window;                   /* push: window_steps vectors, then their step numbers and counts */
+    int32_t *held, *held_since; /* depth of holds per rank; steps since the first began */
+    double *x, *scratch;        /* one kind at a time; scratch: three vectors of ranks */
+    uint8_t *present, *active;  /* [stride] of the kind in work */
+    uint8_t *route;             /* per stream: 0 when the kernel alone handles it */
+    double *window;             /* push: window_steps vectors, then their step numbers and counts */
     uint8_t *window_present;
     int64_t *window_step;
     int64_t *window_count;
-    double *replay;                   /* one step of a recording */
+    double *replay; /* one step of a recording */
     int32_t *replay_last;
     struct gpubridge_straggler_event *events;
     uint64_t event_head, event_tail, event_lost;

@@ -18,7 +18,7 @@
 #include <unistd.h>
 #include <xxhash.h>
 
-#define GB_EXPLAIN_NS 200000000u  /* a lane ended: time for the control lane to say why */
+#define GB_EXPLAIN_NS 200000000u /* a lane ended: time for the control lane to say why */
 #define GB_BEAT_MAX   500000000u
 #define GB_DRAIN_NS   2000000000u /* after a goodbye: time for the data lanes to end */
 

@@ -15,7 +15,7 @@
 #include <sys/socket.h>
 
 #define GB_HANDSHAKE_NS 5000000000u
-#define GB_CONNS_MAX    2048 /* connections in handshake; beyond it the oldest stranger goes */
+#define GB_CONNS_MAX    2048       /* connections in handshake; beyond it the oldest stranger goes */
 #define GB_PAUSE_NS     100000000u /* without descriptors: until accepting is tried again */
 #define GB_COMPLAINTS   16
 

@@ -11,7 +11,7 @@
 
 #define GB_SUM_PIECE (256u << 10) /* hashed and written while it is in the cache */
 #define GB_SCRATCH   (64u << 10)
-#define GB_BUDGET    (8u << 20)   /* bytes before another lane of this worker gets its turn */
+#define GB_BUDGET    (8u << 20) /* bytes before another lane of this worker gets its turn */
 
 static const uint8_t filler[GB_SCRATCH];
 

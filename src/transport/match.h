@@ -35,24 +35,24 @@ enum gb_msg_kind {
 enum gb_msg_stage { GB_MSG_IDLE, GB_MSG_QUEUED, GB_MSG_ACTIVE };
 
 struct gb_msg {
-    struct gb_note note;           /* must be first; used once the message is done */
-    struct gb_msg *chain;          /* hash bucket, or free list */
+    struct gb_note note;            /* must be first; used once the message is done */
+    struct gb_msg *chain;           /* hash bucket, or free list */
     struct gb_msg *q_next, *q_prev; /* asking list, or a lane's queue */
     struct gb_link *link;
     enum gb_msg_kind kind;
     enum gb_msg_stage stage;
-    int asked;                     /* SEND: an RTS went out.  RECV: an RTS came in */
-    int asking;                    /* SEND: on the list of those to announce */
-    int granted;                   /* RECV: has a slot */
-    uint32_t slot;                 /* RECV: ours.  SEND, GRANTED: the peer's */
+    int asked;     /* SEND: an RTS went out.  RECV: an RTS came in */
+    int asking;    /* SEND: on the list of those to announce */
+    int granted;   /* RECV: has a slot */
+    uint32_t slot; /* RECV: ours.  SEND, GRANTED: the peer's */
     struct gb_key key;
     struct gb_sig sig;
     void *buf;
     uint64_t bytes;
     void *cookie;
     uint64_t start_ns;
-    uint32_t lane;                 /* SEND: lane it was queued on */
-    _Atomic int stop;              /* status with which the mover must give up; relaxed, the kick orders it */
+    uint32_t lane;    /* SEND: lane it was queued on */
+    _Atomic int stop; /* status with which the mover must give up; relaxed, the kick orders it */
 };
 
 struct gb_msg_queue {

@@ -3,17 +3,18 @@
  * net.h: all that one context (one rank) sends to and receives from other processes.  The face the engine sees; which
  * transport carries a link (inproc, shm, tcp, rdma, or fault around one of them) is hidden behind it (transport.h).
  *
- * A *link* joins two processes and is shared by every group.  Messages are matched, never ordered: a send and the posted
- * receive with an equal key meet, whatever else is in flight.  A message above GB_EAGER_BYTES moves only after the
- * receiver posted its receive (the post travels as a grant); a smaller one may be sent ahead while the peer's credit
- * lasts and waits at the receiver, else it asks for a grant too.  So a message whose receive is not posted yet never holds
- * up another one, and a lane's reader never stops.
+ * A *link* joins two processes and is shared by every group.  Messages are matched, never ordered: a send and the
+ * posted receive with an equal key meet, whatever else is in flight.  A message above GB_EAGER_BYTES moves only after
+ * the receiver posted its receive (the post travels as a grant); a smaller one may be sent ahead while the peer's
+ * credit lasts and waits at the receiver, else it asks for a grant too.  So a message whose receive is not posted yet
+ * never holds up another one, and a lane's reader never stops.
  *
- * Threads.  *Engine role* (one thread at a time, changing over time; the caller serialises): gb_link_send, gb_link_recv,
- * gb_net_poll, gb_net_wait, gb_net_cancel.  Any thread: gb_net_wake, gb_net_job, gb_link_ctrl, gb_link_get/put,
- * gb_link_state.  Inside: one control thread (listener, handshakes, heartbeats, control messages) and the I/O workers, which
- * own the bulk lanes and run jobs.  The express lane (eager messages, grants, credit) is read and written by the engine role
- * itself, so a small message costs no thread switch.  Nothing here blocks but gb_net_wait (and open/close, bounded).
+ * Threads.  *Engine role* (one thread at a time, changing over time; the caller serialises): gb_link_send,
+ * gb_link_recv, gb_net_poll, gb_net_wait, gb_net_cancel.  Any thread: gb_net_wake, gb_net_job, gb_link_ctrl,
+ * gb_link_get/put, gb_link_state.  Inside: one control thread (listener, handshakes, heartbeats, control messages) and
+ * the I/O workers, which own the bulk lanes and run jobs.  The express lane (eager messages, grants, credit) is read
+ * and written by the engine role itself, so a small message costs no thread switch.  Nothing here blocks but
+ * gb_net_wait (and open/close, bounded).
  */
 #ifndef GB_TRANSPORT_NET_H
 #define GB_TRANSPORT_NET_H
@@ -46,21 +47,21 @@ struct gb_sig {
 };
 
 struct gb_net_config {
-    struct gb_uuid self;          /* random per context */
-    int32_t global_rank;          /* label in messages */
-    const char *host;             /* label in messages */
-    const char *transport;        /* "auto", "tcp", "shm", "inproc" */
-    const char *ifname;           /* interface list: "eth", "=eth0", "^lo,docker", comma separated; NULL or "": by route */
-    const char *master_addr;      /* host name or address whose route picks our address; NULL: none */
+    struct gb_uuid self;     /* random per context */
+    int32_t global_rank;     /* label in messages */
+    const char *host;        /* label in messages */
+    const char *transport;   /* "auto", "tcp", "shm", "inproc" */
+    const char *ifname;      /* interface list: "eth", "=eth0", "^lo,docker", comma separated; NULL or "": by route */
+    const char *master_addr; /* host name or address whose route picks our address; NULL: none */
     uint16_t port_low, port_high; /* 0, 0: any free port */
     const uint8_t *secret;        /* copied */
     size_t secret_bytes;
-    uint32_t lanes;               /* bulk lanes per link; 0: auto */
-    uint32_t workers;             /* I/O workers; 0: auto (by cores available to this process) */
-    int64_t peer_timeout_ns;      /* silence of a peer's control thread that means death */
+    uint32_t lanes;          /* bulk lanes per link; 0: auto */
+    uint32_t workers;        /* I/O workers; 0: auto (by cores available to this process) */
+    int64_t peer_timeout_ns; /* silence of a peer's control thread that means death */
     int64_t connect_timeout_ns;
-    int checksum;                 /* payload checksums on bulk lanes: 0 never, 1 always, 2 between hosts */
-    const char *fault;            /* test only: fault specification (fault.h), or NULL */
+    int checksum;      /* payload checksums on bulk lanes: 0 never, 1 always, 2 between hosts */
+    const char *fault; /* test only: fault specification (fault.h), or NULL */
 };
 
 /* Where a process can be reached; opaque, goes into the hello. */
@@ -96,9 +97,9 @@ struct gb_net_event {
     struct gb_key key;
     struct gb_sig sig;
     uint64_t bytes;
-    const void *data;     /* CTRL */
-    const char *text;     /* LEFT, LOST, and DONE with an error; valid until the next poll */
-    uint64_t start_ns;    /* DONE: when both ends were ready (first byte moved, or both posted); 0 unknown */
+    const void *data;  /* CTRL */
+    const char *text;  /* LEFT, LOST, and DONE with an error; valid until the next poll */
+    uint64_t start_ns; /* DONE: when both ends were ready (first byte moved, or both posted); 0 unknown */
 };
 
 int gb_net_open(const struct gb_net_config *config, struct gb_net **net) GB_NODISCARD;
@@ -123,15 +124,16 @@ struct gb_link_counters {
 };
 void gb_link_counters(const struct gb_link *link, struct gb_link_counters *out);
 
-/* Engine role.  `buf` is borrowed until the GB_NET_DONE event with `cookie`.  Zero bytes are a message too.  A length or
- * signature that differs from the peer's completes both ends with GPUBRIDGE_ERR_MISMATCH.  On a link that is down the event
- * comes with the link's error. */
-int gb_link_send(struct gb_link *link, const struct gb_key *key, const struct gb_sig *sig, const void *buf, uint64_t bytes,
-                 void *cookie) GB_NODISCARD;
+/* Engine role.  `buf` is borrowed until the GB_NET_DONE event with `cookie`.  Zero bytes are a message too.  A length
+ * or signature that differs from the peer's completes both ends with GPUBRIDGE_ERR_MISMATCH.  On a link that is down
+ * the event comes with the link's error. */
+int gb_link_send(struct gb_link *link, const struct gb_key *key, const struct gb_sig *sig, const void *buf,
+                 uint64_t bytes, void *cookie) GB_NODISCARD;
 int gb_link_recv(struct gb_link *link, const struct gb_key *key, const struct gb_sig *sig, void *buf, uint64_t bytes,
                  void *cookie) GB_NODISCARD;
-/* 1 when a message of a collective of `group` numbered below `before` came and nobody posted a receive for it: with those
- * operations finished, the peer did something else.  Looks at everything the link holds: not for every message. */
+/* 1 when a message of a collective of `group` numbered below `before` came and nobody posted a receive for it: with
+ * those operations finished, the peer did something else.  Looks at everything the link holds: not for every message.
+ */
 int gb_link_stale(struct gb_link *link, uint64_t group, uint32_t before, struct gb_key *key, struct gb_sig *sig);
 /* A control message of at most GB_CTRL_BYTES: in order, bypasses data, also to a link that is still connecting. */
 int gb_link_ctrl(struct gb_link *link, const void *data, size_t bytes) GB_NODISCARD;
@@ -146,8 +148,8 @@ void gb_net_wake(struct gb_net *net);
 void gb_net_job(struct gb_net *net, void (*fn)(void *arg), void *arg, void *cookie);
 
 /* Drops everything of `group` on all links: every posted send and receive gets its GB_NET_DONE (GPUBRIDGE_ERR_CANCELLED
- * unless it had finished), and no buffer is touched after that event; what arrives later for the group is discarded.  With
- * `seq` >= 0 only that operation's messages. */
+ * unless it had finished), and no buffer is touched after that event; what arrives later for the group is discarded.
+ * With `seq` >= 0 only that operation's messages. */
 void gb_net_cancel(struct gb_net *net, uint64_t group, int64_t seq);
 /* Forgets a cancelled group's id once its comm is gone. */
 void gb_net_forget(struct gb_net *net, uint64_t group);

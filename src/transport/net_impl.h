@@ -36,18 +36,18 @@ enum gb_report { GB_REPORT_NONE, GB_REPORT_EOF, GB_REPORT_BROKEN /* reset or tim
 struct gb_lane {
     struct gb_link *link;
     struct gb_worker *worker;
-    struct gb_sock sock;         /* opened before `active`, then the worker's; closed under link->lock */
-    struct gb_msg_queue queue;   /* guarded by link->lock: sends to do */
-    uint64_t outstanding;        /* guarded by link->lock: bytes queued and in work */
-    _Atomic int kicked;          /* on the worker's kick list */
-    struct gb_lane *kick_next;   /* guarded by worker->lock */
+    struct gb_sock sock;       /* opened before `active`, then the worker's; closed under link->lock */
+    struct gb_msg_queue queue; /* guarded by link->lock: sends to do */
+    uint64_t outstanding;      /* guarded by link->lock: bytes queued and in work */
+    _Atomic int kicked;        /* on the worker's kick list */
+    struct gb_lane *kick_next; /* guarded by worker->lock */
     /* worker only */
     int attached, read_eof, ready; /* ready: more to do without a new event */
     struct gb_lane *ready_next;
     struct gb_msg *tx;
     uint8_t tx_head[GB_FRAME_BYTES], tx_tail[GB_TRAILER_BYTES];
     uint64_t tx_off, tx_bytes, tx_summed; /* tx_off counts head + payload + tail */
-    int tx_busy, tx_filler, tx_blocked; /* busy: a frame is begun; filler: its sender gave up */
+    int tx_busy, tx_filler, tx_blocked;   /* busy: a frame is begun; filler: its sender gave up */
     struct gb_msg *rx;
     struct gb_frame rx_frame;
     int rx_in_payload, rx_flags;
@@ -59,9 +59,9 @@ struct gb_lane {
 
 /* Dialling state of a link; control thread only. */
 struct gb_dial {
-    int wanted, phase; /* phase 0: nothing going on, 1: control lane, 2: the other lanes */
-    int candidate, tried;   /* next index; how many this round */
-    int refused;            /* definite refusals this round */
+    int wanted, phase;    /* phase 0: nothing going on, 1: control lane, 2: the other lanes */
+    int candidate, tried; /* next index; how many this round */
+    int refused;          /* definite refusals this round */
     int refused_status;
     uint64_t next_ns, backoff_ns, attempt_ns;
     struct gb_address_info to;
@@ -74,34 +74,34 @@ struct gb_link {
     int32_t global_rank;
     char host[GB_HELLO_HOST];
     char label[GB_HELLO_HOST + 32];
-    int refs, claimed;          /* guarded by net->lock */
-    _Atomic int checksum;       /* of what this end sends; set before the link is dialled, relaxed */
+    int refs, claimed;                     /* guarded by net->lock */
+    _Atomic int checksum;                  /* of what this end sends; set before the link is dialled, relaxed */
     struct gb_note *held_head, *held_tail; /* guarded by net->lock: events of a link nobody asked for yet */
-    void *user;                 /* engine role */
-    _Atomic int state;          /* enum gb_link_state; written under lock */
-    _Atomic uint64_t sent, recv; /* relaxed counters */
+    void *user;                            /* engine role */
+    _Atomic int state;                     /* enum gb_link_state; written under lock */
+    _Atomic uint64_t sent, recv;           /* relaxed counters */
 
     pthread_mutex_t lock;
     /* guarded by lock */
     struct gb_match match;
-    uint32_t lanes, lanes_up;   /* bulk lanes agreed; attached */
+    uint32_t lanes, lanes_up; /* bulk lanes agreed; attached */
     int express_up, control_up;
-    char where[64];             /* address of the peer */
+    char where[64]; /* address of the peer */
     int down_status;
-    char text[GB_TEXT_BYTES];   /* why it is down; constant once state is LEFT or DEAD */
+    char text[GB_TEXT_BYTES];       /* why it is down; constant once state is LEFT or DEAD */
     char doubt[GB_HELLO_HOST + 96]; /* said of messages that fail before it is down; constant */
     struct gb_outbuf ctl_out;
     struct gb_address_info request; /* what gb_link_get asks the control thread to dial */
     int requested;
-    uint64_t deadline_ns;       /* of being connected */
-    enum gb_report report;      /* first trouble told by a lane's owner */
+    uint64_t deadline_ns;  /* of being connected */
+    enum gb_report report; /* first trouble told by a lane's owner */
     int report_status;
     char report_text[256];
-    uint32_t eofs;              /* data lanes that ended cleanly */
-    int torn;                   /* one of them inside a frame */
+    uint32_t eofs; /* data lanes that ended cleanly */
+    int torn;      /* one of them inside a frame */
 
     /* engine role */
-    struct gb_sock express;     /* closed under lock */
+    struct gb_sock express;                           /* closed under lock */
     int attached, dirty, express_eof, want_out, mute; /* mute: writing failed */
     struct gb_link *dirty_next;
     struct gb_outbuf out;
@@ -109,14 +109,14 @@ struct gb_link {
     size_t in_len;
 
     /* control thread */
-    struct gb_sock control;     /* closed under lock */
+    struct gb_sock control; /* closed under lock */
     struct gb_dial dial;
     uint64_t heard_ns, beat_ns,
         trouble_ns; /* last sign of life; last heartbeat sent; when a lane ended or said goodbye */
     int control_eof, goodbye, control_out_armed;
     int goodbye_status;
     char goodbye_text[256];
-    char hint[GB_TEXT_BYTES];   /* last failed attempt of somebody who named this peer */
+    char hint[GB_TEXT_BYTES]; /* last failed attempt of somebody who named this peer */
     uint8_t ctl_in[GB_CTL_HEAD_BYTES + GB_CTL_BODY_MAX];
     size_t ctl_in_len;
 
@@ -160,7 +160,7 @@ struct gb_net {
     int listener;
 
     pthread_mutex_t lock;
-    struct gb_link **link;      /* guarded by lock; the control thread and the engine role read links they know */
+    struct gb_link **link; /* guarded by lock; the control thread and the engine role read links they know */
     size_t links, link_capacity;
 
     /* any thread -> engine role */
@@ -172,13 +172,13 @@ struct gb_net {
 
     /* engine role */
     int epoll;
-    struct gb_link **express;   /* attached links */
+    struct gb_link **express; /* attached links */
     size_t expresses, express_capacity;
     struct gb_link *dirty;
     struct gb_net_event *ring;
     size_t ring_head, ring_count, ring_capacity;
     int ring_lost;
-    struct gb_note *retired;    /* notes whose text the last poll handed out */
+    struct gb_note *retired; /* notes whose text the last poll handed out */
     struct gb_cancel_set cancelled;
 
     uint32_t nworkers, next_worker;
@@ -186,7 +186,7 @@ struct gb_net {
     pthread_mutex_t job_lock;
     struct gb_job *job_head, *job_tail;
     _Atomic uint32_t jobs;
-    _Atomic int stopping;       /* workers and control thread: finish */
+    _Atomic int stopping; /* workers and control thread: finish */
 
     /* control thread */
     pthread_t control;
@@ -195,16 +195,16 @@ struct gb_net {
     struct gb_conn *conns;
     uint32_t nconns;
     uint64_t listen_again_ns; /* accepting pauses until then; 0: it does not */
-    int complaints;             /* log lines about strangers so far */
+    int complaints;           /* log lines about strangers so far */
     int farewell_status;
     const char *farewell;
 };
 
 /* net.c */
-void gb_net_note(struct gb_net *net, struct gb_note *note);        /* any thread: hands a note to the engine role */
+void gb_net_note(struct gb_net *net, struct gb_note *note); /* any thread: hands a note to the engine role */
 void gb_net_event_note(struct gb_net *net, struct gb_link *link, const struct gb_net_event *event, const void *text,
                        size_t text_bytes); /* copies; held back while the link is unclaimed */
-void gb_net_block_signals(void); /* the process's signals belong to its own threads */
+void gb_net_block_signals(void);           /* the process's signals belong to its own threads */
 void gb_net_push(struct gb_net *net, const struct gb_net_event *ev); /* engine role: into the ring */
 
 /* link.c */

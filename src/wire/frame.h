@@ -27,24 +27,24 @@ enum gb_frame_type {
 };
 
 enum gb_frame_flags {
-    GB_FRAME_SUM = 1,   /* DATA: the trailer holds the payload's checksum */
-    GB_FRAME_ASKED = 2, /* DATA: an RTS for this message went before it on the express lane */
+    GB_FRAME_SUM = 1,      /* DATA: the trailer holds the payload's checksum */
+    GB_FRAME_ASKED = 2,    /* DATA: an RTS for this message went before it on the express lane */
     GB_FRAME_TO_SENDER = 4 /* NACK: for the message's sender (else: for its receiver) */
 };
 
 struct gb_frame {
     uint8_t type;
     uint16_t flags;
-    uint16_t credit;    /* units given back by the sender of this frame */
-    uint32_t ack;       /* reserved for per-chunk acknowledgements; 0 */
+    uint16_t credit; /* units given back by the sender of this frame */
+    uint32_t ack;    /* reserved for per-chunk acknowledgements; 0 */
     uint64_t group;
     uint32_t seq, xid;
     uint8_t op, dtype, reduce_op, root_lo;
     uint32_t plan_hash;
     uint64_t count;
-    uint64_t bytes;     /* length of the message */
-    uint32_t slot;      /* GRANT, DATA, NACK to a receiver: the receiver's slot */
-    uint32_t check;     /* EAGER: low half of XXH3-64 of the payload */
+    uint64_t bytes; /* length of the message */
+    uint32_t slot;  /* GRANT, DATA, NACK to a receiver: the receiver's slot */
+    uint32_t check; /* EAGER: low half of XXH3-64 of the payload */
 };
 
 void gb_frame_pack(const struct gb_frame *frame, uint8_t out[GB_FRAME_BYTES]);
@@ -66,8 +66,8 @@ enum gb_ctl_type { GB_CTL_HEARTBEAT = 1, GB_CTL_MESSAGE, GB_CTL_GOODBYE, GB_CTL_
 #define GB_CTL_BODY_MAX 1024u
 struct gb_ctl {
     uint8_t type;
-    uint16_t bytes;     /* of the body */
-    int32_t status;     /* GOODBYE */
+    uint16_t bytes; /* of the body */
+    int32_t status; /* GOODBYE */
 };
 void gb_ctl_pack(const struct gb_ctl *ctl, const void *body, uint8_t out[GB_CTL_HEAD_BYTES]);
 /* The head alone; its check covers the body too, so gb_ctl_check follows when the body is there. */

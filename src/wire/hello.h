@@ -83,7 +83,7 @@ struct gb_endpoint {
 struct gb_address_info {
     uint8_t host_id[16]; /* same boot, same network namespace: loopback reaches */
     uint16_t port;
-    uint8_t inproc;      /* 1: reachable inside its process only */
+    uint8_t inproc; /* 1: reachable inside its process only */
     uint8_t count;
     struct gb_endpoint endpoint[GB_ENDPOINTS_MAX];
 };

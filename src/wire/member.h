@@ -12,23 +12,23 @@
 enum gb_member_flags { GB_MEMBER_STAGED = 1, GB_MEMBER_EMULATED = 2 };
 
 struct gb_member_hello {
-    uint16_t protocol;          /* GB_MEMBER_PROTOCOL */
-    uint8_t device_kind;        /* enum gpubridge_device_kind */
-    uint8_t flags;              /* enum gb_member_flags */
-    int32_t rank, size;         /* in the comm */
+    uint16_t protocol;   /* GB_MEMBER_PROTOCOL */
+    uint8_t device_kind; /* enum gpubridge_device_kind */
+    uint8_t flags;       /* enum gb_member_flags */
+    int32_t rank, size;  /* in the comm */
     int32_t global_rank;
-    uint32_t ccl_epoch;         /* aborted vendor communicators so far: members use the highest */
-    uint8_t uuid[16];           /* of the context */
-    uint8_t leader_uuid[16];    /* who orders vendor calls of this rank's island; zero: nobody yet */
-    uint64_t name_hash;         /* of the comm's name */
-    uint64_t birth;             /* random: makes the comm's id unique in time */
-    uint64_t host_id;           /* equal on one host */
+    uint32_t ccl_epoch;      /* aborted vendor communicators so far: members use the highest */
+    uint8_t uuid[16];        /* of the context */
+    uint8_t leader_uuid[16]; /* who orders vendor calls of this rank's island; zero: nobody yet */
+    uint64_t name_hash;      /* of the comm's name */
+    uint64_t birth;          /* random: makes the comm's id unique in time */
+    uint64_t host_id;        /* equal on one host */
     char host[64];
-    char island[64];            /* island key */
-    char device[64];            /* identity of the device (PCI id or UUID); "" for a CPU */
-    char library[32];           /* gpubridge version */
-    char versions[64];          /* caller's text, e.g. "torch 2.13.0" */
-    char ccl[48];               /* "NCCL 2.28.9"; "" when none */
+    char island[64];   /* island key */
+    char device[64];   /* identity of the device (PCI id or UUID); "" for a CPU */
+    char library[32];  /* gpubridge version */
+    char versions[64]; /* caller's text, e.g. "torch 2.13.0" */
+    char ccl[48];      /* "NCCL 2.28.9"; "" when none */
     char agreed[GB_SETTINGS_AGREED_BYTES];
     uint16_t address_bytes;
     uint8_t address[512];

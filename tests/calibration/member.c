@@ -131,7 +131,7 @@ static double mean_delay(int family, double wander, uint64_t seed, const struct 
     double *t = malloc(sizeof *t * (size_t)ranks), *c = calloc((size_t)ranks, sizeof *c), sum = 0.0;
     if (!t || !c || noise_init(&n, family, ranks, 8, seed)) exit(1);
     n.wander_steps = wander;
-    int left = ranks / 8; /* one rank of each group is slowed down */
+    int left = ranks / 8;                  /* one rank of each group is slowed down */
     for (int warm = 0; warm < 500; warm++) /* past SETTLING */
         noise_step(&n, t);
     for (int step = 1; left && step < 400000; step++) {

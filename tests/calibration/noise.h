@@ -24,12 +24,12 @@ enum noise_family {
 struct noise {
     uint64_t s[4];
     int family;
-    int ranks, group;     /* `group` consecutive ranks share the drift */
-    double sd;            /* relative noise per step */
-    double share;         /* common-mode share of the variance, 0 ... 1 */
-    double wander_steps;  /* time constant of WANDER */
-    double *state;        /* AR / OU state per rank; drift per group behind them */
-    int64_t *age;         /* steps since a rank's start, for SETTLING */
+    int ranks, group;    /* `group` consecutive ranks share the drift */
+    double sd;           /* relative noise per step */
+    double share;        /* common-mode share of the variance, 0 ... 1 */
+    double wander_steps; /* time constant of WANDER */
+    double *state;       /* AR / OU state per rank; drift per group behind them */
+    int64_t *age;        /* steps since a rank's start, for SETTLING */
     double *common;
 };
 

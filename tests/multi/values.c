@@ -26,8 +26,8 @@ struct view {
     const struct values_case *c;
     int me, size;
     size_t es;
-    uint64_t in, out;       /* elements */
-    uint64_t shared;        /* in place: offset in elements of the smaller buffer inside the larger one */
+    uint64_t in, out; /* elements */
+    uint64_t shared;  /* in place: offset in elements of the smaller buffer inside the larger one */
     uint64_t blocks[REF_MAX_RANKS], rows[REF_MAX_RANKS][REF_MAX_RANKS]; /* rows[s][d]: from s to d */
 };
 

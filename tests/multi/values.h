@@ -12,7 +12,7 @@ enum values_form { VALUES_IN_PLACE = 1, VALUES_UNEVEN = 2 };
 
 struct values_case {
     int kind, dtype, op, root;
-    unsigned form;  /* enum values_form */
+    unsigned form; /* enum values_form */
     uint64_t count;
     uint64_t seed;
 };

@@ -16,7 +16,7 @@ enum event_kind { EV_SUBMIT, EV_POST, EV_RUN, EV_QUEUE, EV_MOVE, EV_DONE };
 
 struct event {
     enum event_kind kind;
-    uint32_t step;          /* POST, RUN, DONE: step; MOVE: message; SUBMIT: world rank */
+    uint32_t step; /* POST, RUN, DONE: step; MOVE: message; SUBMIT: world rank */
     struct sim_inst *inst;
     struct queue *queue;
 };
@@ -29,13 +29,13 @@ struct entry {
 struct queue {
     struct entry *v;
     uint32_t n, cap, launched, head;
-    uint8_t gate, busy;     /* busy: the head is on its way */
+    uint8_t gate, busy; /* busy: the head is on its way */
 };
 
 struct message {
     struct sim_inst *from, *to;
-    uint32_t send, recv;    /* steps */
-    unsigned char *ahead;   /* sent before the receive was posted */
+    uint32_t send, recv;  /* steps */
+    unsigned char *ahead; /* sent before the receive was posted */
     uint8_t is_sent, is_posted, is_moved;
 };
 

@@ -40,23 +40,23 @@ struct sim_group {
     struct gb_topo *topo;
     uint32_t nranks, index;
     uint32_t world_rank[SIM_MAX_RANKS];
-    uint32_t depth[SIM_MAX_RANKS];     /* a rank's own affair */
+    uint32_t depth[SIM_MAX_RANKS]; /* a rank's own affair */
     uint64_t chunk_bytes, flat_bytes;
-    uint32_t nops, ops[SIM_MAX_OPS];   /* in the order in which every member submits them */
+    uint32_t nops, ops[SIM_MAX_OPS]; /* in the order in which every member submits them */
 };
 
 /* One rank's part of an operation. */
 struct sim_inst {
     struct sim_op *op;
     struct gb_plan *plan;
-    uint32_t rank;                     /* in the group */
+    uint32_t rank; /* in the group */
     uint64_t in_bytes, out_bytes;
-    unsigned char *mem[4];             /* allocations: user, user, DEV, HOST */
-    unsigned char *buf[4];             /* enum gb_buf */
-    unsigned char *input;              /* copy of the input */
-    uint32_t *left, *net_left;         /* per step: dependencies not done; those on messages */
+    unsigned char *mem[4];     /* allocations: user, user, DEV, HOST */
+    unsigned char *buf[4];     /* enum gb_buf */
+    unsigned char *input;      /* copy of the input */
+    uint32_t *left, *net_left; /* per step: dependencies not done; those on messages */
     uint32_t *succ_first, *succ;
-    uint32_t *message;                 /* per step: index of its message */
+    uint32_t *message; /* per step: index of its message */
     uint8_t *done;
     uint32_t ndone, ncalls;
     uint8_t submitted, started;
@@ -65,7 +65,7 @@ struct sim_inst {
 struct sim_op {
     struct sim_group *group;
     uint32_t index;
-    struct gb_plan_spec spec;          /* counts and rows below; depth is set per rank */
+    struct gb_plan_spec spec; /* counts and rows below; depth is set per rank */
     uint64_t counts[SIM_MAX_RANKS];
     uint64_t rows[SIM_MAX_RANKS * SIM_MAX_RANKS]; /* ALL_TO_ALL: [from][to] */
     uint64_t columns[SIM_MAX_RANKS * SIM_MAX_RANKS];
@@ -80,12 +80,12 @@ struct sim_world {
     uint32_t nranks, ngroups, nops;
     char keys[SIM_MAX_RANKS][4];
     uint8_t vendor[SIM_MAX_RANKS], staged[SIM_MAX_RANKS], gate[SIM_MAX_RANKS];
-    uint8_t one_vendor_queue;          /* all groups of a rank share one stream for vendor calls, in ticket order */
-    uint64_t credit;                   /* bytes sent ahead per pair */
+    uint8_t one_vendor_queue; /* all groups of a rank share one stream for vendor calls, in ticket order */
+    uint64_t credit;          /* bytes sent ahead per pair */
     struct sim_group groups[SIM_MAX_GROUPS];
     struct sim_op ops[SIM_MAX_OPS];
     uint64_t nsteps, nmessages, ncalls;
-    char text[512];                    /* what went wrong */
+    char text[512]; /* what went wrong */
 };
 
 /* Deliberate damage, to show that the simulator sees it. */

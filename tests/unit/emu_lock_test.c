@@ -11,7 +11,7 @@ static struct {
     void *context;
     void *gated, *stream_a, *stream_b, *event;
     uint32_t gate, word;
-    devptr victim;        /* device memory that A frees */
+    devptr victim; /* device memory that A frees */
     void *pinned, *module, *image;
     void *loaded, *fresh; /* functions: launched before, never launched */
     _Atomic int a_started, a_done, b_started, b_done;

@@ -417,8 +417,8 @@ static void destroyed_handles(void *arg)
     OK(cuEventDestroy_v2(e));
     CHECK(cuEventQuery(e) == 400);
     CHECK(cuStreamWaitEvent(live, e, 0) == 400);
-    CHECK(cuStreamQuery(f) == 400);     /* an event is no stream */
-    CHECK(cuEventQuery(&junk) == 400);  /* never given out */
+    CHECK(cuStreamQuery(f) == 400);    /* an event is no stream */
+    CHECK(cuEventQuery(&junk) == 400); /* never given out */
     CHECK(cuStreamCreateWithPriority(&s, 6, 0) == 1);
 }
 

@@ -55,9 +55,9 @@ static void test_damage(void **state)
     static const char *const specs[] = {
         "bulk:corrupt@0",      "bulk:corrupt@30",     "bulk:corrupt@63",     /* header */
         "bulk:corrupt@64",     "bulk:corrupt@150000", "bulk:corrupt@300063", /* payload */
-        "bulk:corrupt@300064", "bulk:corrupt@300079",               /* trailer */
-        "express:corrupt@0",   "express:corrupt@45",  "express:corrupt@63", /* header: the length among it */
-        "express:corrupt@64",  "express:corrupt@963",                /* payload */
+        "bulk:corrupt@300064", "bulk:corrupt@300079",                        /* trailer */
+        "express:corrupt@0",   "express:corrupt@45",  "express:corrupt@63",  /* header: the length among it */
+        "express:corrupt@64",  "express:corrupt@963",                        /* payload */
         "control:corrupt@0",   "control:corrupt@5",   "control:corrupt@15",  "control:corrupt@17",
     };
     for (size_t i = 0; i < sizeof specs / sizeof *specs; i++)
