@@ -146,23 +146,26 @@ def test_new_group_after_an_abort() -> None:
     assert all(code == 0 and "again" in out for code, out, _ in results), results
 
 
-def test_interrupt_reaches_a_blocked_wait() -> None:
+@pytest.mark.parametrize("after_s", [0.03, 1.0])
+def test_interrupt_reaches_a_blocked_wait(after_s: float) -> None:
     """Ctrl-C in a blocking collective whose peer does not come raises KeyboardInterrupt at once, and the exit code
-    stays the script's own.
+    stays the script's own; also when it comes during the very first slice of the wait.
     """
     body = """
     dist.all_reduce(torch.ones(4))
     if rank == 0:
-        threading.Timer(1.0, lambda: os.kill(os.getpid(), signal.SIGINT)).start()
+        t = torch.ones(4)
+        signal.signal(signal.SIGALRM, signal.default_int_handler)
         try:
-            dist.all_reduce(torch.ones(4))
+            signal.setitimer(signal.ITIMER_REAL, AFTER)
+            dist.all_reduce(t)
         except KeyboardInterrupt:
             print("interrupted")
         dist.distributed_c10d._get_default_store().set("over", "1")
     else:
         dist.distributed_c10d._get_default_store().wait(["over"])
     """
-    results = finish(launch(body))
+    results = finish(launch(body.replace("AFTER", str(after_s))))
     assert "interrupted" in results[0][1], results[0]
     assert [code for code, _, _ in results] == [0, 0], results  # the interrupted operation must not trip the way out
 

@@ -163,20 +163,23 @@ class Issuer:
         """Submits and waits; Ctrl-C gets through between slices and leaves the op running with its buffers alive."""
         if not self._comm:
             self._refuse()
-        status = self._run_for(self._comm, slot.at, SLICE_NS, slot.request_at)
-        if status == _abi.OK:
-            return
-        if status != _abi.AGAIN:
-            raise error_of(status)
-        request = slot.request.value
         wait = self._wait
         try:
+            # Ctrl-C may come up right behind this call, before its status is even stored: hence inside the try.
+            status = self._run_for(self._comm, slot.at, SLICE_NS, slot.request_at)
+            if status == _abi.OK:
+                return
+            if status != _abi.AGAIN:
+                raise error_of(status)
+            request = slot.request.value
             while status == _abi.AGAIN:
                 status = wait(request, SLICE_NS)
         except BaseException:
-            self._context.orphans.append((request, keep))
+            if slot.request.value is not None:
+                self._context.orphans.append((slot.request.value, keep))
             raise
         error = error_of(status) if status != _abi.OK else None
+        slot.request.value = None
         self._free(request)
         if error is not None:
             raise error
