@@ -191,7 +191,9 @@ void gb_stream_count_alarm(struct gpubridge_straggler *e, int rank)
     }
     if (best < 0) return;
     struct size z = size_of(h, lane, c, &e->tables, best, 1);
-    if (z.sure > e->tables.min_log) confirm(e, 0, rank, GPUBRIDGE_STRAGGLER_RULE_COUNT, best, 1, &z);
+    if (z.sure <= e->tables.min_log) return;
+    confirm(e, 0, rank, GPUBRIDGE_STRAGGLER_RULE_COUNT, best, 1, &z);
+    e->arrivals[rank].score = e->arrivals[rank].run = 0.0f; /* the next verdict needs evidence of its own */
 }
 
 static void zero_scores(struct gb_hot *h, int lane)

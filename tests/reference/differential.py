@@ -63,6 +63,8 @@ class Job:
             self.ranks, self.steps = rng.choice((1, 2, 4, 5)), rng.randint(40, 120)
         elif size < 0.99:
             self.ranks, self.steps = 1, rng.randint(300, 1000)
+        elif size < 0.993:
+            self.ranks, self.steps = rng.choice((17, 20, 24)), rng.randint(60, 160)
         else:
             self.ranks, self.steps = rng.choice((1, 4)), rng.randint(900, 2600)
         self.kinds = 2 if rng.random() < 0.1 else 1

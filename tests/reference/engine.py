@@ -410,6 +410,7 @@ class Reference:
         size = self._size(s, best, 1)
         if size[-1] > self.t.min_log:
             self._confirm(0, rank, s, RULE_COUNT, best, 1, size[:-1])
+            self.arrivals[rank].score = self.arrivals[rank].run = 0.0
 
     # ---- sections 7.1, 7.6 and 11 ----
 

@@ -92,9 +92,9 @@ def places(file: str) -> list[Mutant]:
 
 
 def scripted(times: Iterator[tuple[float, int]], given: bool, alarms: float, every: int) -> tuple[bytes, bytes, int]:
-    """One rank fed with (seconds, last or -1); the state after every Nth record."""
-    ref = Reference(1, 1, [0], 30.0 * 86400.0 * 1.0 * 1.0 / alarms, 0.0025, 1, True, 2000)
-    payload = b"GBSTRAG1" + struct.pack("<ii4d4iI", 1, 1, alarms, 30.0, 1.0, 0.0025, 1, 0, 2000, 8, 1) + bytes(8)
+    """Rank 0 fed with (seconds, the last rank); rank 1 has no times of its own. The state after every Nth record."""
+    ref = Reference(2, 1, [0, 0], 30.0 * 86400.0 * 1.0 * 2.0 / alarms, 0.0025, 1, True, 2000)
+    payload = b"GBSTRAG1" + struct.pack("<ii4d4iI", 2, 1, alarms, 30.0, 1.0, 0.0025, 1, 0, 2000, 8, 1) + bytes(16)
     records, q, count = [frame(0, payload)], normal_quantile(0.95), Counter()
     expected = [struct.pack("<i", 0) + state_dump(ref, q, count)]
 
@@ -107,31 +107,29 @@ def scripted(times: Iterator[tuple[float, int]], given: bool, alarms: float, eve
         ref.given(0, 0, 1.0, 0.05, 0.0)
         note(frame(6, struct.pack("<ii3d", 0, 0, 1.0, 0.05, 0.0)))
     for t, (seconds, last) in enumerate(times):
-        ref.step(t, [seconds], None, [last])
-        note(frame(1, struct.pack("<qIdi", t, 2, seconds, last)))
+        ref.step(t, [seconds, 1.0], [1, 0], [last])
+        note(frame(1, struct.pack("<qI2d2Bi", t, 3, seconds, 1.0, 1, 0, last)))
     return b"".join(records), b"".join(expected), every
 
 
 def long_job() -> tuple[bytes, bytes, int]:
     """1,060,000 steps, past the point where sums are halved."""
     rng = random.Random(77)
-    times = ((1.0 + 0.05 * rng.gauss(0, 1), 0 if rng.random() < 0.25 else -1) for _ in range(1_060_000))
+    times = ((1.0 + 0.05 * rng.gauss(0, 1), 0 if rng.random() < 0.25 else 1) for _ in range(1_060_000))
     return scripted(times, False, 1e-2, 4096)
 
 
 def wandering_job() -> tuple[bytes, bytes, int]:
-    """60,000 steps whose level wanders, with exceedances beyond every tail, runs of last arrivals and a late fault."""
-    rng, level, run = random.Random(78), 0.0, 0
+    """60,000 steps whose level wanders, with exceedances beyond every tail, and long runs of last arrivals."""
+    rng = random.Random(78)
 
     def times() -> Iterator[tuple[float, int]]:
-        nonlocal level, run
+        level = 0.0
         for t in range(60_000):
             level = 0.998 * level + 0.0006 * rng.gauss(0, 1)
             size = rng.choice((4.0, 8.0, 15.0)) if rng.random() < 0.02 else 1.0
-            run = rng.randrange(1, 6) if run <= 0 and rng.random() < 0.15 else run - 1
-            last = 0 if run > 0 or (t > 50_000 and rng.random() < 0.4) else -1
-            seconds = 1.0 + level + 0.01 * size * rng.gauss(0, 1) + (0.004 if t > 52_000 else 0.0)
-            yield max(seconds, 0.01), last
+            last = 0 if t // 400 % 4 == 0 else rng.choice((1, 1, -1))
+            yield max(1.0 + level + 0.01 * size * rng.gauss(0, 1), 0.01), last
 
     return scripted(times(), False, 1.0, 64)
 
@@ -139,8 +137,29 @@ def wandering_job() -> tuple[bytes, bytes, int]:
 def small_fault_job() -> tuple[bytes, bytes, int]:
     """A fault barely worth a verdict, found by the slowest member, and the long way back."""
     rng = random.Random(79)
-    times = ((1.0 + 0.05 * rng.gauss(0, 1) + (0.0042 if t < 9000 else 0.0), -1) for t in range(20_000))
+    times = ((1.0 + 0.05 * rng.gauss(0, 1) + (0.0042 if t < 9000 else 0.0), 1) for t in range(20_000))
     return scripted(times, True, 1e3, 16)
+
+
+def spiky_job() -> tuple[bytes, bytes, int]:
+    """Two steps in five take twice as long: a wide member can be armed on one side only."""
+    rng = random.Random(81)
+    spikes = (1.0 if t % 5 in (2, 4) and t < 2500 else 0.0 for t in range(4000))
+    return scripted(((1.0 + 0.01 * rng.gauss(0, 1) + s, 1) for s in spikes), False, 1.0, 4)
+
+
+def arrivals_job() -> tuple[bytes, bytes, int]:
+    """The rank arrives last more and more often, and is slower by little: the count rule speaks first, several times."""
+    rng = random.Random(80)
+
+    def times() -> Iterator[tuple[float, int]]:
+        sticky = False
+        for t in range(40_000):
+            late = t % 10_000 > 7_000
+            sticky = rng.random() < (0.55 if sticky else 0.45 if late else 0.1)
+            yield 1.0 + 0.01 * rng.gauss(0, 1) + (0.0055 if late else 0.0), 0 if sticky else 1
+
+    return scripted(times(), False, 1.0, 8)
 
 
 def jobs(seed: int, number: int) -> tuple[bytes, bytes, int]:
@@ -236,7 +255,7 @@ def main(argv: list[str] | None = None) -> int:
     started = time.monotonic()
     every_place = [m for f in FILES for m in places(f)]
     drawn = random.Random(args.seed).sample(every_place, args.count)
-    sets = [jobs(args.seed, args.jobs), small_fault_job(), wandering_job()]
+    sets = [jobs(args.seed, args.jobs), small_fault_job(), spiky_job(), arrivals_job(), wandering_job()]
     if not args.short:
         sets.append(long_job())
     caught, rows = 0, []
