@@ -54,7 +54,7 @@ def normal_quantile(p: float) -> float:
 class Job:
     """A random job: its recording, and the reference that hears the same."""
 
-    def __init__(self, seed: int) -> None:
+    def __init__(self, seed: int, peers: int = 0) -> None:
         self.rng = rng = random.Random(seed)
         size = rng.random()
         if size < 0.62:
@@ -67,13 +67,15 @@ class Job:
             self.ranks, self.steps = rng.choice((17, 20, 24)), rng.randint(60, 160)
         else:
             self.ranks, self.steps = rng.choice((1, 4)), rng.randint(900, 2600)
+        if peers:  # one large group
+            self.ranks, self.steps = peers, 200
         self.kinds = 2 if rng.random() < 0.1 else 1
         self.groups = [0] * self.ranks
-        if self.ranks > 1 and rng.random() < 0.3:
+        if self.ranks > 1 and rng.random() < 0.3 and not peers:
             self.groups = [rng.randrange(2) for _ in range(self.ranks)]
         self.alarms = 10.0 ** rng.uniform(-6, 2)
         self.warmup = rng.choice((-1, 1, 3, 10))
-        self.peers = rng.choice((0, 0, -1))
+        self.peers = rng.choice((0, 0, -1)) if not peers else 0
         self.max_hold = rng.choice((20, 2000))
         self.min_slowdown = rng.choice((0.0025, 0.0001, 0.02))
         gamma = 30.0 * 86400.0 * 1.0 * (float(self.ranks) * float(self.kinds)) / self.alarms
