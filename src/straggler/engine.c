@@ -112,8 +112,8 @@ static void reset_stream(struct gpubridge_straggler *e, int kind, int index)
 
 int gpubridge_straggler_create(const struct gpubridge_straggler_config *config, gpubridge_straggler **engine)
 {
-    struct gpubridge_straggler_config c;
-    int groups;
+    struct gpubridge_straggler_config c = {0};
+    int groups = 1;
     if (!engine) return GB_FAIL(GPUBRIDGE_ERR_INVALID, "straggler: engine is NULL");
     GB_TRY(resolve(config, &c));
     GB_TRY(count_groups(&c, &groups));
@@ -333,8 +333,10 @@ int gpubridge_straggler_hold(gpubridge_straggler *e, int32_t rank, int32_t begin
                 gb_arrivals_skip(a, observed - a->seen, &e->tables);
             }
             if (e->held[r] < 1000000) e->held[r]++;
-        } else if (e->held[r] == 0 || --e->held[r] > 0) {
-            continue;
+        } else {
+            if (e->held[r] == 0) continue;
+            e->held[r]--;
+            if (e->held[r] > 0) continue;
         }
         a->seen = observed; /* what happens during a hold does not count */
         for (int kind = 0; kind < e->kinds; kind++) {

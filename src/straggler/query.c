@@ -71,7 +71,7 @@ static double normal_quantile(double p)
 int gpubridge_straggler_detectable(const gpubridge_straggler *e, int32_t rank, int32_t kind, double steps,
                                    double probability, double *slowdown)
 {
-    int index;
+    int index = 0;
     GB_TRY(find_stream(e, rank, kind, &index));
     if (!slowdown || !(steps >= 1.0 && steps <= 1e9) || !(probability >= 0.5 && probability <= 0.999))
         return GB_FAIL(GPUBRIDGE_ERR_INVALID, "straggler: steps must be 1 ... 1e9 and probability 0.5 ... 0.999");
@@ -117,7 +117,7 @@ static void fill_learned(const struct gpubridge_straggler *e, int kind, int inde
 int gpubridge_straggler_report(const gpubridge_straggler *e, int32_t rank, int32_t kind,
                                struct gpubridge_straggler_report *report)
 {
-    int index;
+    int index = 0;
     GB_TRY(find_stream(e, rank, kind, &index));
     if (!report || report->struct_size != sizeof *report)
         return GB_FAIL(GPUBRIDGE_ERR_INVALID, "straggler: report is NULL or its struct_size is not %zu",
@@ -290,7 +290,7 @@ static void put_learned(struct writer *w, const struct gb_learned *a)
 int gpubridge_straggler_state_bytes(const gpubridge_straggler *e, int32_t rank, int32_t kind, void *bytes,
                                     size_t capacity, size_t *written)
 {
-    int index;
+    int index = 0;
     GB_TRY(find_stream(e, rank, kind, &index));
     const struct gb_cold *c = gb_cold_of(e, kind, index);
     struct writer w = {.at = bytes, .left = capacity};

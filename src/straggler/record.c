@@ -20,7 +20,7 @@ struct out {
 
 static void put(struct out *o, const void *p, size_t n)
 {
-    if (n <= o->left && n > 0) {
+    if (o->at && n <= o->left && n > 0) {
         memcpy(o->at + o->used, p, n);
         o->left -= n;
     } else if (n > 0) {
@@ -142,9 +142,9 @@ static int open_frame(const void *bytes, size_t size, uint32_t *type, const unsi
 
 int gpubridge_straggler_replay_open(const void *bytes, size_t size, gpubridge_straggler **engine, size_t *used)
 {
-    const unsigned char *p;
-    uint32_t type, given;
-    size_t n, all;
+    const unsigned char *p = NULL;
+    uint32_t type = 0, given = 0;
+    size_t n = 0, all = 0;
     struct gpubridge_straggler_config c = {.struct_size = sizeof c};
     if (!engine || !used) return GB_FAIL(GPUBRIDGE_ERR_INVALID, "straggler: engine or used is NULL");
     GB_TRY(open_frame(bytes, size, &type, &p, &n, &all));
@@ -170,6 +170,7 @@ int gpubridge_straggler_replay_open(const void *bytes, size_t size, gpubridge_st
 
 static int replay_step(gpubridge_straggler *e, const unsigned char *p, size_t n)
 {
+    if (!p) return GB_FAIL(GPUBRIDGE_ERR_INTERNAL, "straggler: a record without a payload");
     size_t values = (size_t)e->kinds * (size_t)e->ranks;
     uint32_t parts;
     int64_t step;
@@ -190,9 +191,9 @@ static int replay_step(gpubridge_straggler *e, const unsigned char *p, size_t n)
 
 int gpubridge_straggler_replay_next(gpubridge_straggler *e, const void *bytes, size_t size, size_t *used)
 {
-    const unsigned char *p;
-    uint32_t type;
-    size_t n, all;
+    const unsigned char *p = NULL;
+    uint32_t type = 0;
+    size_t n = 0, all = 0;
     int32_t rank, kind;
     double v[3];
     if (!e || !used) return GB_FAIL(GPUBRIDGE_ERR_INVALID, "straggler: engine or used is NULL");

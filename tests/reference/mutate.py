@@ -32,8 +32,12 @@ from .engine import Reference
 ROOT = Path(__file__).resolve().parents[2]
 FILES = ("bank.c", "learn.c", "peers.c", "arrivals.c", "verdict.c", "tables.c", "num.h")
 FLAGS = ["-std=c17", "-O1", "-D_GNU_SOURCE", "-DGB_NO_CLONES", "-ffp-contract=off", "-w", f"-I{ROOT}/include"]
-# exp clamps its argument where only arguments far beyond any threshold go: moving the clamp changes no result.
-EQUIVALENT = {("num.h", "700.0")}
+# Changes that no result can show, with the reason; the next place in the seeded order is taken instead.
+EQUIVALENT = {
+    ("num.h", "1.4426950408889634"): "exp picks a neighbouring power of two and reaches the same value",
+    ("learn.c", "12.0"): "ends of bins beyond every clip",
+    ("peers.c", "v[i] = v[m + 1];"): "what is swapped out is never read again",
+}
 _TURNS = {
     " + ": " - ",
     " - ": " + ",
@@ -91,10 +95,12 @@ def places(file: str) -> list[Mutant]:
     return found
 
 
-def scripted(times: Iterator[tuple[float, int]], given: bool, alarms: float, every: int) -> tuple[bytes, bytes, int]:
+def scripted(
+    times: Iterator[tuple[float, int]], given: bool, alarms: float, every: int, least: float = 0.0025
+) -> tuple[bytes, bytes, int]:
     """Rank 0 fed with (seconds, the last rank); rank 1 has no times of its own. The state after every Nth record."""
-    ref = Reference(2, 1, [0, 0], 30.0 * 86400.0 * 1.0 * 2.0 / alarms, 0.0025, 1, True, 2000)
-    payload = b"GBSTRAG1" + struct.pack("<ii4d4iI", 2, 1, alarms, 30.0, 1.0, 0.0025, 1, 0, 2000, 8, 1) + bytes(16)
+    ref = Reference(2, 1, [0, 0], 30.0 * 86400.0 * 1.0 * 2.0 / alarms, least, 1, True, 2000)
+    payload = b"GBSTRAG1" + struct.pack("<ii4d4iI", 2, 1, alarms, 30.0, 1.0, least, 1, 0, 2000, 8, 1) + bytes(16)
     records, q, count = [frame(0, payload)], normal_quantile(0.95), Counter()
     expected = [struct.pack("<i", 0) + state_dump(ref, q, count)]
 
@@ -136,9 +142,9 @@ def wandering_job() -> tuple[bytes, bytes, int]:
 
 def small_fault_job() -> tuple[bytes, bytes, int]:
     """A fault barely worth a verdict, found by the slowest member, and the long way back."""
-    rng = random.Random(79)
-    times = ((1.0 + 0.05 * rng.gauss(0, 1) + (0.0042 if t < 9000 else 0.0), 1) for t in range(20_000))
-    return scripted(times, True, 1e3, 16)
+    rng = random.Random(84)
+    times = ((1.0 + 0.05 * rng.gauss(0, 1) + (0.0033 if t < 16000 else 0.0), 1) for t in range(30_000))
+    return scripted(times, True, 10.0, 16, 1e-4)
 
 
 def spiky_job() -> tuple[bytes, bytes, int]:
@@ -159,14 +165,14 @@ def arrivals_job() -> tuple[bytes, bytes, int]:
             sticky = rng.random() < (0.55 if sticky else 0.45 if late else 0.1)
             yield 1.0 + 0.01 * rng.gauss(0, 1) + (0.0055 if late else 0.0), 0 if sticky else 1
 
-    return scripted(times(), False, 1.0, 8)
+    return scripted(times(), False, 1.0, 8, 1e-4)
 
 
 def jobs(seed: int, number: int) -> tuple[bytes, bytes, int]:
     """Random jobs of the differential test: recording and the reference's states."""
     records, expected, q, count = [], [], normal_quantile(0.95), Counter()
     for i in range(number + 2):
-        job = Job(seed * 1_000_003 + i, peers=19 + i - number if i >= number else 0)
+        job = Job(seed * 1_000_003 + i, peers=21 + 2 * (i - number) if i >= number else 0)
         records.append(job.header)
         expected.append(struct.pack("<i", 0) + state_dump(job.reference, q, count))
         for t in range(job.steps):
@@ -177,6 +183,12 @@ def jobs(seed: int, number: int) -> tuple[bytes, bytes, int]:
             records.append(record)
             expected.append(struct.pack("<i", status) + state_dump(job.reference, q, count))
     return b"".join(records), b"".join(expected), 1
+
+
+def is_equivalent(m: Mutant) -> bool:
+    """Listed above, by its old text or by its whole line."""
+    line = (ROOT / "src/straggler" / m.file).read_text().splitlines()[m.line - 1].strip()
+    return (m.file, m.old) in EQUIVALENT or (m.file, line) in EQUIVALENT
 
 
 class Bench:
@@ -254,7 +266,8 @@ def main(argv: list[str] | None = None) -> int:
     args = parser.parse_args(argv)
     started = time.monotonic()
     every_place = [m for f in FILES for m in places(f)]
-    drawn = random.Random(args.seed).sample(every_place, args.count)
+    order = random.Random(args.seed).sample(every_place, args.count + 5)
+    drawn = [m for m in order if not is_equivalent(m)][: args.count]
     sets = [jobs(args.seed, args.jobs), small_fault_job(), spiky_job(), arrivals_job(), wandering_job()]
     if not args.short:
         sets.append(long_job())
