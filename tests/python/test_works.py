@@ -48,17 +48,24 @@ def case_future_callbacks(me: Rank) -> None:
 
 
 def case_many_nested_callbacks(me: Rank) -> None:
-    """More callbacks that wait than there are threads at first (batched PowerSGD does this)."""
+    """More callbacks that wait than there are threads at first (batched PowerSGD does this).
+
+    Each chain has a group of its own: callbacks run as their operations finish, in another order on every rank, and
+    what they start must still be in one order per group.
+    """
+    groups = [dist.new_group() for _ in range(12)]
     futures = []
-    for i in range(12):
+    for i, group in enumerate(groups):
         t = torch.full((10,), float(i))
 
-        def chain(done: Any) -> Any:
-            return dist.all_reduce(done.value()[0], async_op=True).get_future().wait()[0]
+        def chain(done: Any, group: Any = group) -> Any:
+            return dist.all_reduce(done.value()[0], group=group, async_op=True).get_future().wait()[0]
 
         futures.append(dist.all_reduce(t, async_op=True).get_future().then(chain))
     for i, future in enumerate(futures):
         assert future.wait()[0].item() == i * me.size**2
+    for group in groups:
+        dist.destroy_process_group(group)
 
 
 def case_dropped_works(me: Rank) -> None:
