@@ -51,6 +51,7 @@ void gb_job_put(struct gb_launcher *launcher, struct gb_job *job)
 static int reserve(struct gb_job *job, uint32_t nsteps)
 {
     const size_t one = sizeof *job->event + sizeof *job->info;
+    if (nsteps == 0) return 0; /* a message to oneself, of no bytes: nothing to look up */
     if (nsteps > job->capacity) {
         free(job->arrays);
         job->capacity = 0;
@@ -60,7 +61,7 @@ static int reserve(struct gb_job *job, uint32_t nsteps)
     }
     job->event = job->arrays;
     job->info = (uint8_t *)(job->event + nsteps);
-    if (nsteps) memset(job->arrays, 0, nsteps * one);
+    memset(job->arrays, 0, nsteps * one);
     return 0;
 }
 

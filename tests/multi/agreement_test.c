@@ -148,6 +148,8 @@ static void missing_body(struct rank *rank)
         EXPECT(now_s() - start > 0.9 && now_s() - start < 5, "it took %.1f s", now_s() - start);
         rank_meet(rank);
     }
+    /* A late rank may find everybody's message before the news that they gave up: then the comm says so soon after. */
+    while (is_late && rc == 0 && now_s() - start < 5) rc = gpubridge_comm_status(comm);
     EXPECT(rc == GPUBRIDGE_ERR_TIMEOUT || rc == GPUBRIDGE_ERR_ABORTED, "a barrier without two ranks gave %d", rc);
     const char *list = strstr(gpubridge_last_error(), "not arrived");
     EXPECT(list && strstr(list, "rank 1 (") && strstr(list, "rank 3 ("), "both missing ranks should be named");
