@@ -51,7 +51,7 @@ void gb_job_put(struct gb_launcher *launcher, struct gb_job *job)
 static int reserve(struct gb_job *job, uint32_t nsteps)
 {
     const size_t one = sizeof *job->event + sizeof *job->info;
-    if (nsteps == 0) return 0; /* a message to oneself, of no bytes: nothing to look up */
+    if (nsteps == 0) return 0; /* an operation whose device side is empty: nothing to look up */
     if (nsteps > job->capacity) {
         free(job->arrays);
         job->capacity = 0;
