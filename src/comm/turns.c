@@ -116,6 +116,7 @@ static int offer_id(gpubridge_comm *comm, struct gb_turn_ccl *ccl)
 {
     const struct gb_topo *topo = comm->group.topo;
     uint32_t first = topo->island_first[my_island(comm)], end = topo->island_first[my_island(comm) + 1];
+    if (ccl->nranks) return 0; /* offered, or being made on the launcher thread by now, which reads these */
     ccl->nranks = end - first;
     ccl->rank = topo->local[comm->group.rank];
     ccl->timeout_ns = comm->group.timeout_ns;

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0
- * Runs random worlds.  `plan_sim [cases] [seed]`, or GPUBRIDGE_SIM_CASES; `plan_sim 1 SEED` replays one that failed.
+ * Runs random worlds.  `plan_sim [cases] [seed]`, or GB_SIM_CASES; `plan_sim 1 SEED` replays one that failed.
  * After the worlds it damages plans on purpose and demands that this is seen. */
 #include "sim.h"
 
@@ -36,7 +36,7 @@ static int one(uint64_t seed, enum sim_damage damage, struct tally *tally, int q
 
 int main(int argc, char **argv)
 {
-    const char *env = getenv("GPUBRIDGE_SIM_CASES");
+    const char *env = getenv("GB_SIM_CASES");
     uint64_t cases = argc > 1 ? strtoull(argv[1], NULL, 10) : env ? strtoull(env, NULL, 10) : 4000;
     uint64_t seed = argc > 2 ? strtoull(argv[2], NULL, 10) : 1;
     struct tally t = {0};
