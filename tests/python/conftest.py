@@ -42,7 +42,7 @@ def pools() -> Iterator[Pools]:
     made.close()
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def ranks(pools: Pools) -> Callable[..., Pool]:
     """`ranks(layout)`: a pool of that layout."""
 

@@ -32,7 +32,7 @@ MOVED = (torch.float32, torch.bfloat16, torch.int64, torch.bool, torch.complex64
 FACTOR = 0.3
 
 
-@pytest.fixture(params=LAYOUTS)
+@pytest.fixture(scope="module", params=LAYOUTS)  # one after the other: only one layout's ranks live at a time
 def pool(request: pytest.FixtureRequest, ranks: Callable[..., Pool]) -> Pool:
     return ranks(LAYOUTS[request.param])
 
