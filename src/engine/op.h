@@ -73,6 +73,7 @@ struct gb_op {
     int32_t source;      /* RECV: matched source, valid when finished */
     int64_t deadline_ns; /* absolute */
     uint64_t submit_ns, start_ns, progress_ns;
+    uint64_t fault_ns; /* [E] when the device first reported an error; 0: never */
     uint64_t first_bridge_ns, last_bridge_ns, first_island_ns, last_island_ns; /* [E] */
     _Atomic uint64_t compute_ns;
     int status; /* valid when finished */

@@ -13,7 +13,8 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
-#define WATCH_WINDOW 64 /* unfinished watched device steps looked at per poll: they finish nearly in order */
+#define VENDOR_GRACE_NS 1000000000u
+#define WATCH_WINDOW    64 /* unfinished watched device steps looked at per poll: they finish nearly in order */
 
 static struct gb_launcher *launcher_of(struct gb_op *op)
 {
@@ -264,11 +265,21 @@ static int poll_watched(struct gb_op *op)
     return found;
 }
 
+/* A vendor library fails on this rank too when another member of its island gave up because of somebody's death: the
+ * news of the death then names the culprit, so it gets a moment to arrive. */
+static int is_own_fault(struct gb_op *op)
+{
+    uint64_t now = gb_now_ns();
+    if (!op->wants_vendor) return 1;
+    if (!op->fault_ns) op->fault_ns = now;
+    return now - op->fault_ns > VENDOR_GRACE_NS;
+}
+
 static int poll_device(struct gb_op *op)
 {
     int found = 0;
     int status = atomic_load_explicit(&op->dev->status, memory_order_acquire);
-    if (status && !op->is_aborting) gb_op_fail(op, status, op->dev->text);
+    if (status && !op->is_aborting && is_own_fault(op)) gb_op_fail(op, status, op->dev->text);
     if (!op->is_aborting) {
         uint32_t before = op->left;
         found = poll_watched(op);
@@ -287,6 +298,8 @@ int gb_engine_poll_staged(struct gb_engine *engine)
         /* The end first: flags that are set before it are then seen by the look at the others. */
         uint32_t ended = atomic_load_explicit(&op->dev->flags[op->xplan->plan->nsteps], memory_order_acquire);
         found += poll_device(op);
+        /* A device that gave up has an end too, which is none until the failure is told. */
+        if (!op->is_aborting && atomic_load_explicit(&op->dev->status, memory_order_acquire)) ended = 0;
         if (ended) {
             *at = op->staged_next;
             op->staged_next = op; /* marks: the device is through */
