@@ -71,7 +71,8 @@ static int open_path(const char *path, int flags, struct gb_dl *dl)
     if (!handle) return 0;
     dl->handle = handle;
     if (dlinfo(handle, RTLD_DI_LINKMAP, &map) != 0 || !map || !map->l_name) map = NULL;
-    snprintf(dl->path, sizeof dl->path, "%s", map && *map->l_name ? map->l_name : path);
+    const char *name = map && *map->l_name ? map->l_name : path;
+    snprintf(dl->path, sizeof dl->path, "%.*s", (int)sizeof dl->path - 1, name); /* for people: a longer one is cut */
     return 1;
 }
 
