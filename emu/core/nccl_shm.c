@@ -7,6 +7,7 @@
 #include <fcntl.h>
 #include <limits.h>
 #include <linux/futex.h>
+#include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -46,8 +47,12 @@ void nccl_id_close(const struct nccl_id *from)
     uint64_t nonce = 0;
     memcpy(&id, from, sizeof id);
     if (id.pid != getpid()) return;
-    /* Another thread of this process may have closed it, and the number may be another file's by now. */
+    /* Another thread of this process may have closed it, and the number may be another file's by now: look and close as
+     * one. */
+    static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+    pthread_mutex_lock(&lock);
     if (pread(id.fd, &nonce, sizeof nonce, 0) == sizeof nonce && nonce == id.nonce) close(id.fd);
+    pthread_mutex_unlock(&lock);
 }
 
 static size_t pair_stride(void)
