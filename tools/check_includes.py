@@ -22,12 +22,13 @@ LAYERS = {
     "fabric": 1,
     "plan": 2,
     "straggler": 2,
+    "fleet": 2,
     "engine": 3,
     "comm": 4,
     "api": 5,  # files directly in src/
 }
 # Arrows inside one layer.  wire -> base: formats are checked with the base's errors and byte helpers.
-SIDEWAYS = {("wire", "base"), ("codec", "device"), ("ccl", "device"), ("ccl", "transport")}
+SIDEWAYS = {("wire", "base"), ("codec", "device"), ("ccl", "device"), ("ccl", "transport"), ("fleet", "straggler")}
 # The emulators stand in for vendor libraries: they may use the pure parts below, never what they are opened by.
 EMU_MAY_USE = {"base", "codec"}
 INCLUDE = re.compile(r'^\s*#\s*include\s*([<"])([^>"]+)[>"]')

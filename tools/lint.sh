@@ -75,7 +75,11 @@ check "licence lines, no leftovers" headed
 check "include arrows" tools/check_includes.py
 check "file and function sizes" tools/check_sizes.py
 check "generated docs" tools/gen_docs.py --check
-[ -f tools/gen_ctypes.py ] && check "ctypes match the header" python3 tools/gen_ctypes.py --check
+ctypes() {
+    python3 tools/gen_ctypes.py --check &&
+        python3 tools/gen_ctypes.py include/gpubridge/fleet.h -o python/gpubridge/_fleet_abi.py --check
+}
+[ -f tools/gen_ctypes.py ] && check "ctypes match the headers" ctypes
 check "public header alone in C11 and C++11" header
 check "links no vendor library" needed
 check "exports only gpubridge_*" exports

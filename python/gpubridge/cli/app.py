@@ -59,3 +59,23 @@ def replay(context: typer.Context) -> None:
         typer.echo("gpubridge: this build has no replay; it comes with the straggler detector", err=True)
         raise typer.Exit(1) from None
     raise typer.Exit(int(module.main(context.args) or 0))
+
+
+@app.command()
+def analyze(
+    file: Annotated[
+        Path,
+        typer.Argument(
+            help="parquet operation trace, PyTorch profiler or Flight Recorder output (file or folder of one "
+            "file per rank), NCCL inspector JSON, or CSV (docs/records.md)"
+        ),
+    ],
+    learn: Annotated[Optional[int], typer.Option(min=8, help="steps to learn from; default: the first half")] = None,  # noqa: UP045
+    alarms: Annotated[float, typer.Option(help="false verdicts per recording that are accepted")] = 0.01,
+    out: Annotated[Optional[Path], typer.Option(help="folder for the HTML page and its plots")] = None,  # noqa: UP045
+    csv: Annotated[Optional[Path], typer.Option(help="also write the records as CSV")] = None,  # noqa: UP045
+) -> None:
+    """Says who or what slowed a recorded job down."""
+    from gpubridge.cli.analyze import run
+
+    raise typer.Exit(run(file, learn, alarms, out, csv))
