@@ -11,6 +11,8 @@
 
 #include "codec/reduce.h"
 
+#include "codec/message.h"
+
 #include <gpubridge/gpubridge.h>
 
 #include <assert.h>
@@ -25,8 +27,9 @@ static_assert((int)GB_K_I8 == GPUBRIDGE_I8 && (int)GB_K_I64 == GPUBRIDGE_I64 && 
 static_assert((int)GB_K_SUM == GPUBRIDGE_SUM && (int)GB_K_AVG == GPUBRIDGE_AVG && (int)GB_K_MAX == GPUBRIDGE_MAX &&
                   (int)GB_K_BXOR == GPUBRIDGE_BXOR && (int)GB_K_PREMUL == GPUBRIDGE_PREMUL_SUM,
               "kernels.inc numbers the operations as gpubridge.h does");
-static_assert(sizeof(struct gb_reduce_args) == 176 && offsetof(struct gb_reduce_args, count) == 136 &&
-                  offsetof(struct gb_reduce_args, acc_mask) == 164 && offsetof(struct gb_reduce_args, nsrc) == 168,
+static_assert(sizeof(struct gb_reduce_args) == 208 && offsetof(struct gb_reduce_args, count) == 136 &&
+                  offsetof(struct gb_reduce_args, stats) == 176 && offsetof(struct gb_reduce_args, enc_mask) == 192 &&
+                  offsetof(struct gb_reduce_args, dst_is_enc) == 202,
               "kernels.inc repeats the layout for run-time compilers");
 
 static const struct {
@@ -162,13 +165,21 @@ GB_FAMILIES(CPU_LOOPS)
 
 GB_FN void reduce_any(const struct gb_reduce_args *a)
 {
-    assert(a->nsrc >= 1 && a->nsrc <= GB_REDUCE_MAX_SRC);
     const uint64_t count = a->count * (GB_IS_COMPLEX(a->dtype) ? 2 : 1);
     const int is_sum = a->op == GPUBRIDGE_SUM || (a->op == GPUBRIDGE_AVG && !(a->flags & GB_REDUCE_FINAL));
     const int add2 = is_sum && a->nsrc == 2 && !(a->acc_mask | a->premul_mask) && !a->dst_is_acc;
 #define REDUCE(X, a) reduce_##X(a, count, add2)
     GB_DISPATCH(a->dtype, REDUCE, a)
 #undef REDUCE
+}
+
+static int has_message(const struct gb_reduce_args *a)
+{
+    assert(a->nsrc >= 1 && a->nsrc <= GB_REDUCE_MAX_SRC);
+    if (!a->dst_is_enc && (a->enc_mask & ((1u << a->nsrc) - 1)) == 0) return 0;
+    assert(gb_acc_bytes(a->dtype) == (a->dtype == GPUBRIDGE_C64 ? 8 : 4) &&
+           dtypes[a->dtype].ops & 1u << GPUBRIDGE_PREMUL_SUM);
+    return 1;
 }
 
 static __attribute__((noinline)) void reduce_baseline(const struct gb_reduce_args *args)
@@ -190,7 +201,9 @@ void gb_reduce_host(const struct gb_reduce_args *args)
      * around the loops, which stand in functions of their own so that nothing is moved out of it. */
     unsigned int saved = __builtin_ia32_stmxcsr();
     __builtin_ia32_ldmxcsr(0x1f80);
-    if (__builtin_cpu_supports("avx2"))
+    if (has_message(args))
+        gb_reduce_messages(args);
+    else if (__builtin_cpu_supports("avx2"))
         reduce_avx2(args);
     else
         reduce_baseline(args);
@@ -206,7 +219,10 @@ void gb_reduce_host(const struct gb_reduce_args *args)
     __asm__ volatile("mrs %0, fpcr" : "=r"(saved));
     __asm__ volatile("msr fpcr, %0" : : "r"((uint64_t)0) : "memory");
 #endif
-    reduce_baseline(args);
+    if (has_message(args))
+        gb_reduce_messages(args);
+    else
+        reduce_baseline(args);
 #ifdef __aarch64__
     __asm__ volatile("msr fpcr, %0" : : "r"(saved) : "memory");
 #endif
