@@ -39,10 +39,13 @@ static struct inbox take_from_mates(struct gb_builder *b, uint64_t n)
     return box;
 }
 
-static void add_mates(struct gb_builder *b, struct inbox box, struct gb_ref own)
+/* From element `at` of the contributions on. */
+static void add_mates(struct gb_builder *b, struct inbox box, struct gb_ref own, uint64_t at)
 {
-    for (uint32_t j = 0; j < b->nloc; j++)
-        gb_b_add(b, j == b->loc ? own : gb_plus(box.at, box.stride * (j - (j > b->loc))), 0);
+    for (uint32_t j = 0; j < b->nloc; j++) {
+        struct gb_ref from = j == b->loc ? own : gb_plus(box.at, box.stride * (j - (j > b->loc)));
+        gb_b_add(b, gb_plus(from, at * b->es), 0);
+    }
 }
 
 /* What the island exchanges in a round: whole chunks of its own ranks' blocks, shares of the others'. */
@@ -67,6 +70,18 @@ static void exchange_inputs(struct gb_builder *b, uint64_t size, uint64_t c, str
     gb_b_land(b, GB_NOW);
 }
 
+/* My share r of a chunk of foreign rank d's block leaves encoded, a message for each segment that the islands' shares
+ * make. */
+static void send_encoded(struct gb_builder *b, uint32_t d, struct gb_range chunk, struct gb_range r, struct inbox box,
+                         struct gb_ref own)
+{
+    for (uint64_t at = r.lo, end; at < r.lo + r.n; at = end) {
+        end = gb_segment_end(b->topo, chunk.n, at, b->topo->island[d]);
+        add_mates(b, box, own, at - r.lo);
+        gb_b_send_encoded(b, d, gb_b_encode(b, GB_QUEUE_OUT, end - at, 0), end - at);
+    }
+}
+
 /* My shares of foreign ranks' blocks, summed over the island, leave for them. */
 static void send_partials(struct gb_builder *b, uint64_t size, uint64_t c, const struct inbox *box)
 {
@@ -78,8 +93,12 @@ static void send_partials(struct gb_builder *b, uint64_t size, uint64_t c, const
         if (r.n == 0) continue;
         struct gb_ref from = in_block(b, GB_BUF_IN, gb_block_at(b, d), chunk, r.lo);
         uint64_t bytes = r.n * b->es;
+        if (b->codec) {
+            send_encoded(b, d, chunk, r, box[d], from);
+            continue;
+        }
         if (gb_partial_is_acc(b, b->isl)) {
-            add_mates(b, box[d], from);
+            add_mates(b, box[d], from, 0);
             from = gb_b_scratch(b, r.n * b->as);
             bytes = r.n * b->as;
             gb_b_fold(b, GB_QUEUE_OUT, from, r.n, 1, 0);
@@ -88,7 +107,29 @@ static void send_partials(struct gb_builder *b, uint64_t size, uint64_t c, const
     }
 }
 
-/* Posts room for the foreign islands' partials of my chunk; an island's shares lie side by side. */
+/* The rank of island i that has element `at` of a chunk of n in its share. */
+static uint32_t share_owner(const struct gb_builder *b, uint32_t i, uint64_t n, uint64_t at)
+{
+    const struct gb_topo *t = b->topo;
+    return t->members[t->island_first[i] + gb_cut_find(n, t->island_first[i + 1] - t->island_first[i], at)];
+}
+
+/* Posts room for the foreign islands' partials of my chunk, segment by segment. */
+static void await_encoded(struct gb_builder *b, struct gb_range chunk, uint64_t c)
+{
+    for (uint64_t at = 0, end; at < chunk.n; at = end) {
+        end = gb_segment_end(b->topo, chunk.n, at, b->isl);
+        uint64_t bytes = gb_codec_bytes(b->codec, end - at);
+        for (uint32_t i = 0; i < b->topo->nislands; i++) {
+            if (i == b->isl) continue;
+            struct gb_ref to = gb_b_scratch(b, bytes);
+            gb_b_keep(b, c, to);
+            gb_b_recv_to(b, gb_first(c), share_owner(b, i, chunk.n, at), to, bytes);
+        }
+    }
+}
+
+/* The same without a codec: an island's shares lie side by side. */
 static void await_partials(struct gb_builder *b, struct gb_range chunk, uint64_t c)
 {
     const struct gb_topo *t = b->topo;
@@ -105,6 +146,25 @@ static void await_partials(struct gb_builder *b, struct gb_range chunk, uint64_t
     }
 }
 
+/* Folds my chunk in island order, segment by segment.  My own island's partial is encoded like the others: the result
+ * does not depend on where it is needed. */
+static void fold_encoded(struct gb_builder *b, struct gb_range chunk, uint64_t c)
+{
+    struct gb_ref own = in_block(b, GB_BUF_IN, gb_block_at(b, b->me), chunk, 0);
+    struct inbox box = {.at = gb_b_kept(b, c), .stride = (chunk.n * b->es + 15) & ~(uint64_t)15};
+    for (uint64_t at = 0, end; at < chunk.n; at = end) {
+        end = gb_segment_end(b->topo, chunk.n, at, b->isl);
+        add_mates(b, box, own, at);
+        struct gb_ref partial = gb_b_encode(b, GB_QUEUE_IN, end - at, 0);
+        for (uint32_t i = 0; i < b->topo->nislands; i++) {
+            int is_mine = i == b->isl;
+            uint32_t from = is_mine ? b->me : share_owner(b, i, chunk.n, at);
+            gb_b_add_encoded(b, is_mine ? partial : gb_b_kept(b, c), from);
+        }
+        gb_b_fold(b, GB_QUEUE_IN, gb_at(GB_BUF_OUT, (chunk.lo + at) * b->es), end - at, GB_STORE_RAW, 1);
+    }
+}
+
 /* Folds my chunk in island order.  The own island's sum is a step of its own unless the fold begins with it. */
 static void fold_chunk(struct gb_builder *b, struct gb_range chunk, uint64_t c)
 {
@@ -113,7 +173,7 @@ static void fold_chunk(struct gb_builder *b, struct gb_range chunk, uint64_t c)
     int is_single = b->isl == 0 || b->nloc == 1;
     struct gb_ref partial = own;
     if (!is_single) {
-        add_mates(b, box, own);
+        add_mates(b, box, own, 0);
         partial = gb_b_scratch(b, chunk.n * b->as);
         gb_b_fold(b, GB_QUEUE_IN, partial, chunk.n, 1, 0);
     }
@@ -121,7 +181,7 @@ static void fold_chunk(struct gb_builder *b, struct gb_range chunk, uint64_t c)
         if (i != b->isl)
             gb_b_add(b, gb_b_kept(b, c), gb_partial_is_acc(b, i));
         else if (is_single)
-            add_mates(b, box, own);
+            add_mates(b, box, own, 0);
         else
             gb_b_add(b, partial, 1);
     }
@@ -139,19 +199,101 @@ void gb_reduce_blocks(struct gb_builder *b)
             exchange_inputs(b, size, c, box);
             gb_b_keep(b, c, box[b->me].at);
             send_partials(b, size, c, box);
-            await_partials(b, gb_chunk(gb_block(b, b->me), size, c), c);
+            (b->codec ? await_encoded : await_partials)(b, gb_chunk(gb_block(b, b->me), size, c), c);
         }
         if (c > 0) {
             struct gb_range chunk = gb_chunk(gb_block(b, b->me), size, c - 1);
             gb_b_use_slot(b, c - 1);
             gb_b_land(b, gb_first(c - 1));
-            if (chunk.n > 0) fold_chunk(b, chunk, c - 1);
+            if (chunk.n > 0) (b->codec ? fold_encoded : fold_chunk)(b, chunk, c - 1);
         }
     }
     free(box);
 }
 
 /* ---- spread_blocks ---- */
+
+/* Encoded: chunk c of my block leaves segment by segment; what the messages hold is the result here, too. */
+static void send_own_encoded(struct gb_builder *b, uint64_t size, uint64_t c)
+{
+    struct gb_range chunk = gb_chunk(gb_block(b, b->me), size, c);
+    for (uint64_t at = 0, end; at < chunk.n; at = end) {
+        end = gb_segment_end(b->topo, chunk.n, at, b->isl);
+        gb_b_add(b, gb_at(GB_BUF_IN, (chunk.lo + at) * b->es), 0);
+        struct gb_ref message = gb_b_encode(b, GB_QUEUE_OUT, end - at, 0);
+        for (uint32_t k = 1; k < b->topo->nislands; k++)
+            gb_b_send_encoded(b, share_owner(b, (b->isl + k) % b->topo->nislands, chunk.n, at), message, end - at);
+        gb_b_decode(b, message, b->me, in_block(b, GB_BUF_OUT, gb_block_at(b, b->me), chunk, at), end - at);
+    }
+}
+
+static void recv_blocks_encoded(struct gb_builder *b, uint64_t size, uint64_t c)
+{
+    for (uint32_t d = 0; d < b->topo->nranks; d++) {
+        struct gb_range chunk = gb_chunk(gb_block(b, d), size, c), r = gb_cut(chunk.n, b->nloc, b->loc);
+        if (b->topo->island[d] == b->isl) continue;
+        for (uint64_t at = r.lo, end; at < r.lo + r.n; at = end) {
+            end = gb_segment_end(b->topo, chunk.n, at, b->topo->island[d]);
+            struct gb_ref to = gb_b_scratch(b, gb_codec_bytes(b->codec, end - at));
+            gb_b_keep(b, c, to);
+            gb_b_recv_to(b, gb_first(c), d, to, gb_codec_bytes(b->codec, end - at));
+        }
+    }
+}
+
+/* My shares of chunk c of foreign blocks have arrived. */
+static void decode_blocks(struct gb_builder *b, uint64_t size, uint64_t c)
+{
+    for (uint32_t d = 0; d < b->topo->nranks; d++) {
+        struct gb_range chunk = gb_chunk(gb_block(b, d), size, c), r = gb_cut(chunk.n, b->nloc, b->loc);
+        if (b->topo->island[d] == b->isl) continue;
+        for (uint64_t at = r.lo, end; at < r.lo + r.n; at = end) {
+            end = gb_segment_end(b->topo, chunk.n, at, b->topo->island[d]);
+            gb_b_decode(b, gb_b_kept(b, c), d, in_block(b, GB_BUF_OUT, gb_block_at(b, d), chunk, at), end - at);
+        }
+    }
+}
+
+/* Inside the island: the mates get what was decoded here, shares of foreign blocks and my own chunk. */
+static void exchange_decoded(struct gb_builder *b, uint64_t size, uint64_t c)
+{
+    int any = 0;
+    for (uint32_t d = 0; d < b->topo->nranks && b->nloc > 1; d++) {
+        struct gb_range chunk = gb_chunk(gb_block(b, d), size, c);
+        int is_home = b->topo->island[d] == b->isl;
+        any |= chunk.n > 0;
+        for (uint32_t m = 0; m < b->nloc && chunk.n > 0; m++) {
+            /* What local rank j has of it. */
+            uint32_t j = (b->loc + m) % b->nloc;
+            struct gb_range r = gb_cut(chunk.n, b->nloc, j);
+            if (is_home) r = (struct gb_range){0, b->mates[j] == d ? chunk.n : 0};
+            struct gb_ref at = in_block(b, GB_BUF_OUT, gb_block_at(b, d), chunk, r.lo);
+            if (m > 0) gb_b_take(b, GB_NOW, b->mates[j], at, r.n * b->es);
+            for (uint32_t to = 1; m == 0 && to < b->nloc; to++)
+                gb_b_give(b, b->mates[(b->loc + to) % b->nloc], at, r.n * b->es);
+        }
+    }
+    if (any) gb_b_call(b);
+    gb_b_land(b, GB_NOW);
+}
+
+static void spread_encoded(struct gb_builder *b)
+{
+    uint64_t size = gb_chunk_elements(b->topo, b->spec), rounds = count_rounds(b, size);
+    for (uint64_t c = 0; c <= rounds && !b->failed; c++) {
+        if (c < rounds) {
+            gb_b_open_slot(b, c);
+            send_own_encoded(b, size, c);
+            recv_blocks_encoded(b, size, c);
+        }
+        if (c > 0) {
+            gb_b_use_slot(b, c - 1);
+            gb_b_land(b, gb_first(c - 1));
+            decode_blocks(b, size, c - 1);
+            exchange_decoded(b, size, c - 1);
+        }
+    }
+}
 
 /* The own block, and in a vendor island the mates' blocks: straight from input to output, once. */
 static void spread_at_home(struct gb_builder *b)
@@ -230,6 +372,10 @@ static void exchange_shares(struct gb_builder *b, uint64_t size, uint64_t c)
 
 void gb_spread_blocks(struct gb_builder *b)
 {
+    if (b->codec) {
+        spread_encoded(b);
+        return;
+    }
     uint64_t size = gb_chunk_elements(b->topo, b->spec), rounds = count_rounds(b, size);
     spread_at_home(b);
     for (uint64_t c = 0; c <= rounds && !b->failed; c++) {

@@ -220,30 +220,47 @@ void gb_b_call(struct gb_builder *b)
 void gb_b_add(struct gb_builder *b, struct gb_ref ref, int is_acc)
 {
     if (gb_grow(b, (void **)&b->fold, &b->fold_cap, b->nfold + 1, sizeof *b->fold))
-        b->fold[b->nfold++] = (struct gb_fold_src){ref, (uint8_t)is_acc};
+        b->fold[b->nfold++] = (struct gb_fold_src){.ref = ref, .store = is_acc ? GB_STORE_ACC : GB_STORE_RAW};
+}
+
+void gb_b_add_encoded(struct gb_builder *b, struct gb_ref ref, uint32_t from)
+{
+    if (gb_grow(b, (void **)&b->fold, &b->fold_cap, b->nfold + 1, sizeof *b->fold))
+        b->fold[b->nfold++] = (struct gb_fold_src){ref, GB_STORE_ENC, from};
+}
+
+static uint64_t stored_bytes(const struct gb_builder *b, int store, uint64_t count)
+{
+    if (store == GB_STORE_ENC) return gb_codec_bytes(b->codec, count);
+    return count * (store == GB_STORE_ACC ? b->as : b->es);
 }
 
 static void add_reduce(struct gb_builder *b, uint32_t queue, const struct gb_fold_src *src, uint32_t nsrc,
-                       struct gb_step shape)
+                       struct gb_ref dst, uint64_t count, int dst_store, int final)
 {
     struct gb_plan *p = b->plan;
     struct gb_step *step = add_step(b, GB_STEP_REDUCE, queue);
     if (!step || !gb_grow(b, (void **)&p->parts, &b->part_cap, p->nparts + nsrc, sizeof *p->parts)) return;
-    step->dst = shape.dst;
-    step->count = shape.count;
-    step->dst_is_acc = shape.dst_is_acc;
-    step->final = shape.final;
+    step->dst = dst;
+    step->count = count;
+    step->dst_is_acc = dst_store == GB_STORE_ACC;
+    step->dst_is_enc = dst_store == GB_STORE_ENC;
+    step->final = (uint8_t) final;
     step->nparts = nsrc;
     for (uint32_t i = 0; i < nsrc; i++) {
-        uint64_t bytes = shape.count * (src[i].is_acc ? b->as : b->es);
-        p->parts[p->nparts++] = (struct gb_part){
-            .ref = src[i].ref, .bytes = bytes, .is_acc = src[i].is_acc, .premul = b->premul && !src[i].is_acc};
+        uint64_t bytes = stored_bytes(b, src[i].store, count);
+        p->parts[p->nparts++] = (struct gb_part){.ref = src[i].ref,
+                                                 .bytes = bytes,
+                                                 .peer = src[i].from,
+                                                 .is_acc = src[i].store == GB_STORE_ACC,
+                                                 .is_enc = src[i].store == GB_STORE_ENC,
+                                                 .premul = b->premul && src[i].store == GB_STORE_RAW};
         touch(b, src[i].ref, bytes, 0);
     }
-    touch(b, shape.dst, shape.count * (shape.dst_is_acc ? b->as : b->es), 1);
+    touch(b, dst, stored_bytes(b, dst_store, count), 1);
 }
 
-void gb_b_fold(struct gb_builder *b, uint32_t queue, struct gb_ref dst, uint64_t count, int dst_is_acc, int final)
+void gb_b_fold(struct gb_builder *b, uint32_t queue, struct gb_ref dst, uint64_t count, int dst_store, int final)
 {
     struct gb_fold_src *src = b->fold;
     uint32_t left = b->nfold;
@@ -252,14 +269,32 @@ void gb_b_fold(struct gb_builder *b, uint32_t queue, struct gb_ref dst, uint64_t
     if (left > GB_REDUCE_MAX_SRC) {
         struct gb_ref sum = gb_b_scratch(b, count * b->as);
         for (; left > GB_REDUCE_MAX_SRC; left -= GB_REDUCE_MAX_SRC - 1) {
-            add_reduce(b, queue, src, GB_REDUCE_MAX_SRC, (struct gb_step){.dst = sum, .count = count, .dst_is_acc = 1});
+            add_reduce(b, queue, src, GB_REDUCE_MAX_SRC, sum, count, GB_STORE_ACC, 0);
             src += GB_REDUCE_MAX_SRC - 1; /* its last source makes room for the sum so far */
-            *src = (struct gb_fold_src){sum, 1};
+            *src = (struct gb_fold_src){.ref = sum, .store = GB_STORE_ACC};
         }
     }
-    add_reduce(
-        b, queue, src, left,
-        (struct gb_step){.dst = dst, .count = count, .dst_is_acc = (uint8_t)dst_is_acc, .final = (uint8_t) final});
+    add_reduce(b, queue, src, left, dst, count, dst_store, final);
+}
+
+void gb_b_send_encoded(struct gb_builder *b, uint32_t peer, struct gb_ref message, uint64_t count)
+{
+    uint64_t bytes = gb_codec_bytes(b->codec, count);
+    gb_b_send(b, peer, gb_b_stage_out(b, message, bytes), bytes);
+    b->plan->encoded_values += count;
+}
+
+struct gb_ref gb_b_encode(struct gb_builder *b, uint32_t queue, uint64_t count, int final)
+{
+    struct gb_ref to = gb_b_scratch(b, gb_codec_bytes(b->codec, count));
+    gb_b_fold(b, queue, to, count, GB_STORE_ENC, final);
+    return to;
+}
+
+void gb_b_decode(struct gb_builder *b, struct gb_ref ref, uint32_t from, struct gb_ref dst, uint64_t count)
+{
+    gb_b_add_encoded(b, ref, from);
+    gb_b_fold(b, GB_QUEUE_IN, dst, count, GB_STORE_RAW, 0);
 }
 
 void gb_b_keep(struct gb_builder *b, uint64_t chunk, struct gb_ref ref)

@@ -36,9 +36,13 @@ struct gb_reader {
     uint32_t step, next;
 };
 
+/* How the values of a fold's source or result are stored. */
+enum gb_store { GB_STORE_RAW, GB_STORE_ACC, GB_STORE_ENC };
+
 struct gb_fold_src {
     struct gb_ref ref;
-    uint8_t is_acc;
+    uint8_t store; /* enum gb_store */
+    uint32_t from; /* ENC: the rank that encoded it */
 };
 
 struct gb_refs {
@@ -67,6 +71,7 @@ struct gb_builder {
     uint32_t es, as;             /* bytes of an element, of an accumulator */
     uint8_t staged, vendor;      /* vendor: this island has several ranks and exchanges by VENDOR steps in this plan */
     uint8_t premul, folds_once, failed;
+    uint8_t codec;                 /* enum gb_codec: of everything that crosses */
     uint32_t *send_xid, *recv_xid; /* [nranks] */
     uint32_t *mark;                /* [step_cap] dependency already recorded for step mark - 1 */
 
@@ -113,6 +118,8 @@ static inline uint32_t gb_later(uint64_t chunk)
 int gb_grow(struct gb_builder *b, void **array, uint32_t *cap, uint32_t need, size_t size);
 void gb_b_dep(struct gb_builder *b, uint32_t step); /* of the last step */
 uint32_t gb_b_send(struct gb_builder *b, uint32_t peer, struct gb_ref src, uint64_t bytes);
+/* A message of `count` values that gb_b_encode made. */
+void gb_b_send_encoded(struct gb_builder *b, uint32_t peer, struct gb_ref message, uint64_t count);
 uint32_t gb_b_recv(struct gb_builder *b, uint32_t peer, struct gb_ref dst, uint64_t bytes);
 void gb_b_copy(struct gb_builder *b, uint32_t queue, struct gb_ref src, struct gb_ref dst, uint64_t bytes);
 /* Opens the scratch of chunk `chunk`: what the slot held before is given up. */
@@ -133,9 +140,14 @@ void gb_b_give(struct gb_builder *b, uint32_t mate, struct gb_ref src, uint64_t 
 void gb_b_take(struct gb_builder *b, uint32_t list, uint32_t mate, struct gb_ref dst, uint64_t bytes);
 /* Emits the vendor call that give and take gathered, in vendor islands also when this rank has no part in it. */
 void gb_b_call(struct gb_builder *b);
-void gb_b_add(struct gb_builder *b, struct gb_ref ref, int is_acc); /* a source of the next fold */
+void gb_b_add(struct gb_builder *b, struct gb_ref ref, int is_acc);            /* a source of the next fold */
+void gb_b_add_encoded(struct gb_builder *b, struct gb_ref ref, uint32_t from); /* one that rank `from` encoded */
 /* Folds the gathered sources in their order, in as many REDUCE steps as it takes. */
-void gb_b_fold(struct gb_builder *b, uint32_t queue, struct gb_ref dst, uint64_t count, int dst_is_acc, int final);
+void gb_b_fold(struct gb_builder *b, uint32_t queue, struct gb_ref dst, uint64_t count, int dst_store, int final);
+/* Folds the gathered sources and encodes the result into scratch memory.  Returns where it is. */
+struct gb_ref gb_b_encode(struct gb_builder *b, uint32_t queue, uint64_t count, int final);
+/* The values of a message that rank `from` encoded, rounded to the dtype. */
+void gb_b_decode(struct gb_builder *b, struct gb_ref ref, uint32_t from, struct gb_ref dst, uint64_t count);
 void gb_b_keep(struct gb_builder *b, uint64_t chunk, struct gb_ref ref);
 struct gb_ref gb_b_kept(struct gb_builder *b, uint64_t chunk);
 static inline struct gb_ref gb_at(uint32_t buf, uint64_t off)
@@ -155,6 +167,9 @@ struct gb_range {
 struct gb_range gb_cut(uint64_t n, uint32_t parts, uint32_t k);
 /* Which of `parts` parts of n elements holds element `at`. */
 uint32_t gb_cut_find(uint64_t n, uint32_t parts, uint64_t at);
+/* Where the segment of n elements that begins at `at` ends: where the share changes in some island but `except`. */
+uint64_t gb_segment_end(const struct gb_topo *topo, uint64_t n, uint64_t at, uint32_t except);
+#define GB_NO_ISLAND UINT32_MAX
 /* Chunks of n elements, and chunk c of them; n = 0 beyond the last. */
 uint64_t gb_chunks(uint64_t n, uint64_t chunk);
 struct gb_range gb_chunk(uint64_t n, uint64_t chunk, uint64_t c);

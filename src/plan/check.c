@@ -62,28 +62,38 @@ static int is_device_ref(const struct check *k, struct gb_ref ref)
     return !k->topo->staged[k->rank] || ref.buf != GB_BUF_HOST;
 }
 
+/* Bytes of what a fold reads or writes. */
+static uint64_t fold_bytes(const struct check *k, uint64_t count, int is_acc, int is_enc)
+{
+    if (is_enc) return gb_codec_bytes(k->plan->codec, count);
+    return count * (is_acc ? gb_acc_bytes(k->spec->dtype) : gb_dtype_bytes(k->spec->dtype));
+}
+
 static int check_parts(struct check *k, uint32_t i)
 {
     const struct gb_step *s = k->plan->steps + i;
     uint32_t island = k->topo->island[k->rank];
     uint32_t mates = k->topo->island_first[island + 1] - k->topo->island_first[island];
-    uint64_t es = gb_dtype_bytes(k->spec->dtype), as = gb_acc_bytes(k->spec->dtype);
     if (s->part > k->plan->nparts || s->nparts > k->plan->nparts - s->part) return fail(i, "parts out of range");
     if (s->kind == GB_STEP_REDUCE && (s->nparts == 0 || s->nparts > GB_REDUCE_MAX_SRC || s->count == 0))
         return fail(i, "a fold without or with too many sources");
     if (s->kind == GB_STEP_VENDOR && (!k->topo->vendor[island] || s->queue != GB_QUEUE_VENDOR))
         return fail(i, "a vendor call outside a vendor island or its queue");
+    if (s->dst_is_enc && (s->dst_is_acc || k->plan->codec == GB_CODEC_NONE)) return fail(i, "no codec to encode with");
     for (uint32_t p = s->part; p < s->part + s->nparts; p++) {
         const struct gb_part *part = k->plan->parts + p;
         if (!is_device_ref(k, part->ref)) return fail(i, "a part outside device memory");
         if (s->kind == GB_STEP_VENDOR && (part->peer >= mates || part->peer == k->topo->local[k->rank]))
             return fail(i, "no such mate");
-        uint64_t bytes = s->kind == GB_STEP_VENDOR ? part->bytes : s->count * (part->is_acc ? as : es);
+        if (part->is_enc && (part->is_acc || part->premul || part->peer >= k->topo->nranks))
+            return fail(i, "an encoded source that is something else, too");
+        uint64_t bytes = part->bytes;
+        if (s->kind == GB_STEP_REDUCE) bytes = fold_bytes(k, s->count, part->is_acc, part->is_enc);
         GB_TRY(use(k, i, part->ref, bytes, s->kind == GB_STEP_VENDOR && part->is_recv));
     }
     if (s->kind == GB_STEP_VENDOR) return 0;
     if (!is_device_ref(k, s->dst)) return fail(i, "a fold into host memory of a staged rank");
-    return use(k, i, s->dst, s->count * (s->dst_is_acc ? as : es), 1);
+    return use(k, i, s->dst, fold_bytes(k, s->count, s->dst_is_acc, s->dst_is_enc), 1);
 }
 
 static int check_step(struct check *k, uint32_t i, uint32_t *next)

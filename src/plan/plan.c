@@ -52,6 +52,7 @@ static int builder_init(struct gb_builder *b, int flat, uint64_t **zones)
     b->nloc = t->island_first[b->isl + 1] - t->island_first[b->isl];
     b->es = (uint32_t)gb_dtype_bytes(b->spec->dtype);
     b->as = (uint32_t)gb_acc_bytes(b->spec->dtype);
+    b->codec = (uint8_t)gb_spec_codec(t, b->spec);
     b->staged = t->staged[b->me];
     b->vendor = t->vendor[b->isl] && b->nloc > 1 && !flat;
     b->premul = gb_spec_reduces(b->spec) && b->spec->reduce_op == GPUBRIDGE_PREMUL_SUM;
@@ -143,6 +144,7 @@ int gb_plan_build(const struct gb_topo *topo, const struct gb_plan_spec *spec, u
     }
     place_scratch(&b);
     b.plan->takes_turn = b.vendor;
+    b.plan->codec = b.codec;
     b.plan->hash = gb_spec_hash(topo, spec);
     uint64_t in, out;
     gb_plan_user_bytes(topo, spec, rank, &in, &out);

@@ -17,6 +17,7 @@
 #define GB_PLAN_PLAN_H
 
 #include "base/err.h"
+#include "codec/codec.h"
 #include "codec/reduce.h"
 
 #define GB_PLAN_MAX_RANKS 4096u /* per group */
@@ -42,6 +43,10 @@ struct gb_plan_spec {
     uint64_t chunk_bytes;                      /* pipeline unit on the bridge, agreed */
     uint64_t flat_bytes; /* at most this many bytes per rank: everybody sends to everybody, one round, no vendor call */
     uint32_t depth;      /* chunks in flight per rank (>= 2) */
+    /* Compression of what crosses islands, agreed; gb_spec_codec says which operations it applies to. */
+    int32_t codec; /* enum gb_codec */
+    uint64_t codec_min_bytes;
+    uint8_t codec_spreads; /* ALL_GATHER and BROADCAST too */
 };
 
 enum gb_buf { GB_BUF_IN, GB_BUF_OUT, GB_BUF_DEV, GB_BUF_HOST };
@@ -63,20 +68,21 @@ struct gb_part {
     uint32_t peer;   /* VENDOR: local index in the island */
     uint8_t is_recv; /* VENDOR */
     uint8_t is_acc;  /* REDUCE: stored as accumulator */
+    uint8_t is_enc;  /* REDUCE: an encoded message of step->count values; `peer`: the group rank that made it */
     uint8_t premul;  /* REDUCE: raw input of a PREMUL_SUM */
 };
 
 struct gb_step {
     uint8_t kind, queue;
-    uint8_t dst_is_acc, final; /* REDUCE */
-    uint8_t crosses;           /* SEND / RECV: 1 when it leaves the island (the bridge) */
-    uint32_t peer;             /* SEND / RECV: group rank */
-    uint32_t xid;              /* SEND / RECV: ordinal between the pair, per direction */
-    uint32_t dep, ndep;        /* plan->deps[dep ...]: steps (lower indices) that must be finished first */
-    uint32_t part, nparts;     /* VENDOR, REDUCE: plan->parts[part ...] */
-    struct gb_ref src, dst;    /* SEND: src; RECV: dst; COPY: both; REDUCE: dst */
-    uint64_t bytes;            /* SEND, RECV, COPY */
-    uint64_t count;            /* REDUCE: elements */
+    uint8_t dst_is_acc, dst_is_enc, final; /* REDUCE */
+    uint8_t crosses;                       /* SEND / RECV: 1 when it leaves the island (the bridge) */
+    uint32_t peer;                         /* SEND / RECV: group rank */
+    uint32_t xid;                          /* SEND / RECV: ordinal between the pair, per direction */
+    uint32_t dep, ndep;                    /* plan->deps[dep ...]: steps (lower indices) that must be finished first */
+    uint32_t part, nparts;                 /* VENDOR, REDUCE: plan->parts[part ...] */
+    struct gb_ref src, dst;                /* SEND: src; RECV: dst; COPY: both; REDUCE: dst */
+    uint64_t bytes;                        /* SEND, RECV, COPY */
+    uint64_t count;                        /* REDUCE: elements */
 };
 
 struct gb_plan {
@@ -86,10 +92,12 @@ struct gb_plan {
     uint32_t nsteps, ndeps, nparts;
     uint64_t dev_bytes, host_bytes; /* scratch and staging this plan needs */
     uint64_t bridge_send_bytes, island_send_bytes;
-    uint32_t hash;       /* of spec and topology: equal on all ranks or the operation is refused */
-    uint8_t flat;        /* the one-round form */
-    uint8_t uses_vendor; /* has VENDOR steps on this rank */
-    uint8_t takes_turn;  /* VENDOR steps are possible: equal on all ranks of vendor islands of several ranks */
+    uint64_t encoded_values; /* in encoded messages that this rank sends */
+    uint32_t hash;           /* of spec and topology: equal on all ranks or the operation is refused */
+    uint8_t codec;           /* enum gb_codec of all messages that cross islands */
+    uint8_t flat;            /* the one-round form */
+    uint8_t uses_vendor;     /* has VENDOR steps on this rank */
+    uint8_t takes_turn;      /* VENDOR steps are possible: equal on all ranks of vendor islands of several ranks */
 };
 
 /* Refuses what the table in reduce.h does not hold, a root outside the group, counts that overflow. */
@@ -100,6 +108,10 @@ void gb_plan_destroy(struct gb_plan *plan);
  */
 int gb_plan_check(const struct gb_topo *topo, const struct gb_plan_spec *spec, uint32_t rank,
                   const struct gb_plan *plan) GB_NODISCARD;
+/* The codec of an operation's messages between islands: spec->codec, or GB_CODEC_NONE for what is not compressed. */
+int gb_spec_codec(const struct gb_topo *topo, const struct gb_plan_spec *spec);
+/* 1 when a codec can apply to the operation at all: its kind, dtype and reduce operation. */
+int gb_spec_can_compress(const struct gb_plan_spec *spec);
 /* Bytes of this rank's input and output for a spec. */
 void gb_plan_user_bytes(const struct gb_topo *topo, const struct gb_plan_spec *spec, uint32_t rank, uint64_t *in_bytes,
                         uint64_t *out_bytes);

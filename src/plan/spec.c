@@ -24,6 +24,17 @@ uint32_t gb_cut_find(uint64_t n, uint32_t parts, uint64_t at)
     return (uint32_t)(((at / GB_GRID + 1) * parts - 1) / units(n));
 }
 
+uint64_t gb_segment_end(const struct gb_topo *topo, uint64_t n, uint64_t at, uint32_t except)
+{
+    uint64_t end = n;
+    for (uint32_t i = 0; i < topo->nislands; i++) {
+        uint32_t size = topo->island_first[i + 1] - topo->island_first[i];
+        struct gb_range r = gb_cut(n, size, gb_cut_find(n, size, at));
+        if (i != except && r.lo + r.n < end) end = r.lo + r.n;
+    }
+    return end;
+}
+
 uint64_t gb_chunks(uint64_t n, uint64_t chunk)
 {
     return (n + chunk - 1) / chunk;
@@ -54,6 +65,14 @@ static int is_by_pairs(const struct gb_plan_spec *spec)
     return spec->op == GPUBRIDGE_GATHER || spec->op == GPUBRIDGE_SCATTER || spec->op == GPUBRIDGE_ALL_TO_ALL;
 }
 
+static uint64_t sum(const uint64_t *counts, uint32_t n, uint64_t each)
+{
+    uint64_t total = counts ? 0 : n * each;
+    if (counts)
+        for (uint32_t r = 0; r < n; r++) total += counts[r];
+    return total;
+}
+
 static uint64_t largest_island(const struct gb_topo *topo)
 {
     uint32_t most = 1;
@@ -76,6 +95,8 @@ static int is_any_staged(const struct gb_topo *topo)
 int gb_folds_once(const struct gb_topo *topo, const struct gb_plan_spec *spec)
 {
     if (topo->nislands != 2) return topo->nislands > 2;
+    /* A result would have to be encoded once more for the second hop: more error, for no fewer bytes. */
+    if (gb_spec_codec(topo, spec) != GB_CODEC_NONE) return 0;
     int is_wide = gb_acc_bytes(spec->dtype) > gb_dtype_bytes(spec->dtype) &&
                   (topo->nranks > 2 || spec->reduce_op == GPUBRIDGE_PREMUL_SUM);
     return spec->count / largest_island(topo) >= 4 * spec->chunk_bytes / gb_acc_bytes(spec->dtype) &&
@@ -112,7 +133,26 @@ int gb_spec_is_flat(const struct gb_topo *topo, const struct gb_plan_spec *spec)
     if (spec->op == GPUBRIDGE_BARRIER || topo->nranks == 1) return 1;
     /* The rows of an ALL_TO_ALL are known to their own rank only. */
     if (spec->op == GPUBRIDGE_ALL_TO_ALL) return 0;
+    if (gb_spec_codec(topo, spec) != GB_CODEC_NONE) return 0;
     return largest_block(topo, spec) * gb_dtype_bytes(spec->dtype) <= spec->flat_bytes;
+}
+
+int gb_spec_can_compress(const struct gb_plan_spec *spec)
+{
+    int is_float = spec->dtype == GPUBRIDGE_F32 || spec->dtype == GPUBRIDGE_F16 || spec->dtype == GPUBRIDGE_BF16;
+    int is_sum =
+        spec->reduce_op == GPUBRIDGE_SUM || spec->reduce_op == GPUBRIDGE_AVG || spec->reduce_op == GPUBRIDGE_PREMUL_SUM;
+    int spreads = spec->op == GPUBRIDGE_ALL_GATHER || spec->op == GPUBRIDGE_BROADCAST;
+    return is_float && (gb_spec_reduces(spec) ? is_sum : spreads);
+}
+
+int gb_spec_codec(const struct gb_topo *topo, const struct gb_plan_spec *spec)
+{
+    if (spec->codec == GB_CODEC_NONE || topo->nislands < 2 || !gb_spec_can_compress(spec)) return GB_CODEC_NONE;
+    if (!gb_spec_reduces(spec) && !spec->codec_spreads) return GB_CODEC_NONE;
+    int has_blocks = spec->op == GPUBRIDGE_ALL_GATHER || spec->op == GPUBRIDGE_REDUCE_SCATTER;
+    uint64_t elements = has_blocks ? sum(spec->counts, topo->nranks, spec->count) : spec->count;
+    return elements * gb_dtype_bytes(spec->dtype) < spec->codec_min_bytes ? GB_CODEC_NONE : spec->codec;
 }
 
 uint64_t gb_block(const struct gb_builder *b, uint32_t d)
@@ -124,14 +164,6 @@ uint64_t gb_block(const struct gb_builder *b, uint32_t d)
 uint64_t gb_block_at(const struct gb_builder *b, uint32_t d)
 {
     return b->blocks ? b->blocks[d] : 0;
-}
-
-static uint64_t sum(const uint64_t *counts, uint32_t n, uint64_t each)
-{
-    uint64_t total = counts ? 0 : n * each;
-    if (counts)
-        for (uint32_t r = 0; r < n; r++) total += counts[r];
-    return total;
 }
 
 void gb_plan_user_bytes(const struct gb_topo *topo, const struct gb_plan_spec *spec, uint32_t rank, uint64_t *in_bytes,
@@ -243,6 +275,8 @@ int gb_spec_check(const struct gb_topo *topo, const struct gb_plan_spec *spec, u
     if (spec->chunk_bytes == 0 || spec->chunk_bytes > 1ull << 36 || spec->depth < 2)
         return GB_FAIL(GPUBRIDGE_ERR_INVALID, "chunk of %llu bytes, depth %u: at least 1 byte (at most 64 GiB) and 2",
                        (unsigned long long)spec->chunk_bytes, spec->depth);
+    if (spec->codec < 0 || spec->codec >= GB_CODEC_COUNT)
+        return GB_FAIL(GPUBRIDGE_ERR_INVALID, "codec %d does not exist", spec->codec);
     GB_TRY(check_counts("counts", spec->counts, topo->nranks));
     GB_TRY(check_counts("send_counts", spec->send_counts, topo->nranks));
     GB_TRY(check_counts("recv_counts", spec->recv_counts, topo->nranks));
@@ -265,6 +299,7 @@ uint32_t gb_spec_hash(const struct gb_topo *topo, const struct gb_plan_spec *spe
                         is_moved ? spec->chunk_bytes : 0,
                         is_moved ? spec->flat_bytes : 0,
                         topo->nranks,
+                        (uint64_t)gb_spec_codec(topo, spec),
                         is_flat ? 0 : (uint64_t)is_any_staged(topo)};
     XXH64_hash_t h = XXH3_64bits_withSeed(facts, sizeof facts, spec->counts != NULL);
     if (spec->counts) h = XXH3_64bits_withSeed(spec->counts, topo->nranks * sizeof *spec->counts, h);

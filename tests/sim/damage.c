@@ -49,7 +49,7 @@ static int is_call_pair(const struct sim_inst *in, uint32_t s)
     return 0;
 }
 
-/* Long enough, and in a type that keeps every rounding, so that another order shows. */
+/* Long enough, and stored in a way that keeps every rounding, so that another order shows. */
 static int is_long_float_sum(const struct sim_inst *in, uint32_t s)
 {
     const struct gb_step *step = in->plan->steps + s;
@@ -57,7 +57,7 @@ static int is_long_float_sum(const struct sim_inst *in, uint32_t s)
     int is_wide = spec->dtype == GPUBRIDGE_F32 || spec->dtype == GPUBRIDGE_F64 || spec->dtype == GPUBRIDGE_C64 ||
                   spec->dtype == GPUBRIDGE_C128;
     return step->kind == GB_STEP_REDUCE && step->nparts > 2 && step->count > 100 && spec->reduce_op <= GPUBRIDGE_AVG &&
-           is_wide && !in->op->has_specials;
+           is_wide && !in->op->has_specials && in->plan->codec == GB_CODEC_NONE;
 }
 
 /* The first message of `in` to `peer` waits for the first from it.  0: there are none. */

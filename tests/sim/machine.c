@@ -107,11 +107,14 @@ static void run_reduce(const struct sim_inst *in, const struct gb_step *step)
     a.dtype = (uint8_t)op->spec.dtype;
     a.op = (uint8_t)op->spec.reduce_op;
     a.flags = step->final ? GB_REDUCE_FINAL : 0;
+    a.codec = in->plan->codec;
     a.dst_is_acc = step->dst_is_acc;
+    a.dst_is_enc = step->dst_is_enc;
     for (uint32_t i = 0; i < step->nparts; i++) {
         const struct gb_part *part = in->plan->parts + step->part + i;
         a.src[i] = address(in, part->ref);
         a.acc_mask |= (uint32_t)part->is_acc << i;
+        a.enc_mask |= (uint32_t)part->is_enc << i;
         a.premul_mask |= (uint32_t)part->premul << i;
     }
     gb_reduce_host(&a);

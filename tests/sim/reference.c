@@ -1,9 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0
  * What operations must give, from their definition: element by element, in the specified order, with arithmetic of its
  * own. It shares nothing with the plans or with src/codec but the tables of element sizes. */
+#include "codec_ref.h"
 #include "sim.h"
 
 #include <math.h>
+#include <stdlib.h>
 #include <string.h>
 
 __extension__ typedef _Float16 half; /* the compiler's own conversions */
@@ -181,6 +183,65 @@ static void reduce(const struct sim_op *op, uint64_t first, uint64_t count, unsi
     }
 }
 
+/* An element as it enters a fold. */
+static struct acc read_input(const struct sim_op *op, uint32_t rank, uint64_t e)
+{
+    int dtype = op->spec.dtype;
+    struct acc x = load(dtype, op->inst[rank].input + e * part_bytes(dtype));
+    if (op->spec.reduce_op == GPUBRIDGE_PREMUL_SUM) {
+        x.d *= op->factor;
+        x.f *= (float)op->factor;
+    }
+    return x;
+}
+
+/* The same with a codec between islands: a partial is what is left of it after it crossed, on all ranks alike, and with
+ * three or more islands so is the result of an ALL_REDUCE. */
+static void reduce_encoded(const struct sim_op *op, int codec, uint64_t first, uint64_t count, unsigned char *out)
+{
+    const struct gb_topo *t = op->group->topo;
+    int dtype = op->spec.dtype, rop = op->spec.reduce_op;
+    float *total = calloc(count + 1, sizeof *total), *partial = calloc(count + 1, sizeof *partial);
+    for (uint32_t i = 0; i < t->nislands; i++) {
+        for (uint64_t e = 0; e < count; e++) {
+            struct acc sum = read_input(op, t->members[t->island_first[i]], first + e);
+            for (uint32_t m = t->island_first[i] + 1; m < t->island_first[i + 1]; m++)
+                sum = fold(dtype, rop, sum, read_input(op, t->members[m], first + e));
+            partial[e] = sum.f;
+        }
+        ref_quantise(codec, partial, count);
+        for (uint64_t e = 0; e < count; e++) total[e] = i == 0 ? partial[e] : total[e] + partial[e];
+    }
+    if (rop == GPUBRIDGE_AVG)
+        for (uint64_t e = 0; e < count; e++) total[e] /= (float)t->nranks;
+    if (op->spec.op == GPUBRIDGE_ALL_REDUCE && t->nislands > 2) ref_quantise(codec, total, count);
+    for (uint64_t e = 0; e < count; e++) store(dtype, (struct acc){.f = total[e]}, out + e * part_bytes(dtype));
+    free(total);
+    free(partial);
+}
+
+static void reduce_some(const struct sim_op *op, uint64_t first, uint64_t count, unsigned char *out)
+{
+    int codec = op->inst[0].plan->codec;
+    if (codec)
+        reduce_encoded(op, codec, first, count, out);
+    else
+        reduce(op, first, count, out);
+}
+
+/* A block as every rank has it after it was spread. */
+static void spread(const struct sim_op *op, uint32_t from, uint64_t count, unsigned char *out)
+{
+    int codec = op->inst[0].plan->codec, dtype = op->spec.dtype;
+    memcpy(out, op->inst[from].input, count * gb_dtype_bytes(dtype));
+    if (codec == REF_NONE) return;
+    float *x = calloc(count + 1, sizeof *x);
+    for (uint64_t e = 0; e < count; e++) x[e] = load(dtype, out + e * part_bytes(dtype)).f;
+    ref_quantise(codec, x, count);
+    for (uint64_t e = 0; e < count; e++) store(dtype, (struct acc){.f = x[e]}, out + e * part_bytes(dtype));
+    free(x);
+}
+
 static uint64_t block(const struct sim_op *op, uint32_t r)
 {
     return op->spec.counts ? op->spec.counts[r] : op->spec.count;
@@ -210,16 +271,16 @@ void sim_reference(const struct sim_op *op, uint32_t rank, unsigned char *out)
     for (uint32_t r = 0; r < rank; r++) before += block(op, r);
     switch (s->op) {
     case GPUBRIDGE_ALL_REDUCE:
-        reduce(op, 0, s->count * parts, out);
+        reduce_some(op, 0, s->count * parts, out);
         break;
     case GPUBRIDGE_REDUCE:
-        if (rank == s->root) reduce(op, 0, s->count * parts, out);
+        if (rank == s->root) reduce_some(op, 0, s->count * parts, out);
         break;
     case GPUBRIDGE_REDUCE_SCATTER:
-        reduce(op, before * parts, block(op, rank) * parts, out);
+        reduce_some(op, before * parts, block(op, rank) * parts, out);
         break;
     case GPUBRIDGE_BROADCAST:
-        memcpy(out, op->inst[s->root].input, bytes);
+        spread(op, s->root, s->count, out);
         break;
     case GPUBRIDGE_SCATTER:
         memcpy(out, op->inst[s->root].input + rank * bytes, bytes);
@@ -231,7 +292,7 @@ void sim_reference(const struct sim_op *op, uint32_t rank, unsigned char *out)
         if (rank != s->root) break; /* fall through */
     case GPUBRIDGE_ALL_GATHER:
         for (uint32_t r = 0; r < op->group->nranks; r++) {
-            memcpy(out, op->inst[r].input, block(op, r) * es);
+            spread(op, r, block(op, r), out);
             out += block(op, r) * es;
         }
         break;

@@ -41,7 +41,9 @@ struct sim_group {
     uint32_t nranks, index;
     uint32_t world_rank[SIM_MAX_RANKS];
     uint32_t depth[SIM_MAX_RANKS]; /* a rank's own affair */
-    uint64_t chunk_bytes, flat_bytes;
+    uint64_t chunk_bytes, flat_bytes, codec_min_bytes;
+    int32_t codec; /* enum gb_codec */
+    uint8_t codec_spreads;
     uint32_t nops, ops[SIM_MAX_OPS]; /* in the order in which every member submits them */
 };
 

@@ -90,6 +90,9 @@ static int make_group(struct sim_world *w, uint32_t index)
     g->nranks = nranks;
     g->chunk_bytes = chunks[sim_below(&w->rng, 6)];
     g->flat_bytes = flats[sim_below(&w->rng, 5)];
+    if (sim_below(&w->rng, 2)) g->codec = (int32_t)sim_below(&w->rng, GB_CODEC_COUNT);
+    g->codec_min_bytes = sim_below(&w->rng, 2) ? 4096 : 0;
+    g->codec_spreads = sim_below(&w->rng, 2) != 0;
     return gb_topo_create(nranks, keys, vendor, staged, &g->topo) ? sim_fail(w, "topo: %s", gb_err_text()) : 0;
 }
 
@@ -145,6 +148,15 @@ static void choose_op(struct sim_world *w, uint32_t index)
     s->root = sim_below(&w->rng, g->nranks);
     s->chunk_bytes = g->chunk_bytes;
     s->flat_bytes = g->flat_bytes;
+    s->codec = g->codec;
+    s->codec_min_bytes = g->codec_min_bytes;
+    s->codec_spreads = g->codec_spreads;
+    if (s->codec != GB_CODEC_NONE && sim_below(&w->rng, 2)) { /* what codecs are for */
+        s->dtype = sim_below(&w->rng, 2) ? GPUBRIDGE_F32 : sim_below(&w->rng, 2) ? GPUBRIDGE_BF16 : GPUBRIDGE_F16;
+        s->reduce_op = sim_below(&w->rng, 2)   ? GPUBRIDGE_SUM
+                       : sim_below(&w->rng, 2) ? GPUBRIDGE_AVG
+                                               : GPUBRIDGE_PREMUL_SUM;
+    }
     op->factor = ((int)sim_below(&w->rng, 2000) - 1000) / 700.0;
     op->in_place = sim_below(&w->rng, 2) && s->op != GPUBRIDGE_ALL_TO_ALL;
     op->has_specials = sim_below(&w->rng, 4) == 0;
@@ -269,9 +281,9 @@ void sim_world_print(const struct sim_world *w, FILE *f)
         const struct sim_op *op = w->ops + i;
         fprintf(f, "  op %u group %u [", i, op->group->index);
         for (uint32_t r = 0; r < op->group->nranks; r++) fprintf(f, "%s%u", r ? "," : "", op->group->world_rank[r]);
-        fprintf(f, "] kind %d %s %s count %" PRIu64 "%s root %u chunk %" PRIu64 " flat %" PRIu64 "%s\n", op->spec.op,
-                gb_dtype_name(op->spec.dtype), gb_reduce_op_name(op->spec.reduce_op), op->spec.count,
-                op->is_uneven ? " uneven" : "", op->spec.root, op->spec.chunk_bytes, op->spec.flat_bytes,
-                op->in_place ? " in place" : "");
+        fprintf(f, "] %s kind %d %s %s count %" PRIu64 "%s root %u chunk %" PRIu64 " flat %" PRIu64 "%s\n",
+                gb_codec_name(op->spec.codec), op->spec.op, gb_dtype_name(op->spec.dtype),
+                gb_reduce_op_name(op->spec.reduce_op), op->spec.count, op->is_uneven ? " uneven" : "", op->spec.root,
+                op->spec.chunk_bytes, op->spec.flat_bytes, op->in_place ? " in place" : "");
     }
 }
