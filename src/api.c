@@ -113,6 +113,32 @@ int gpubridge_comm_stats(gpubridge_comm *comm, struct gpubridge_comm_stats *stat
     return 0;
 }
 
+int gpubridge_comm_codec_stats(gpubridge_comm *comm, int32_t kind, int32_t codec, struct gpubridge_codec_stats *stats)
+{
+    if (!comm || !stats || stats->struct_size != sizeof *stats)
+        return GB_FAIL(GPUBRIDGE_ERR_INVALID, "pass a comm and a struct gpubridge_codec_stats with struct_size = %zu",
+                       sizeof *stats);
+    if (kind < 0 || kind >= GB_CODED_KINDS || codec < GPUBRIDGE_CODEC_NONE || codec >= GPUBRIDGE_CODEC_COUNT)
+        return GB_FAIL(GPUBRIDGE_ERR_INVALID, "codecs are counted for kinds 0 to %d and codecs %d to %d, not %d and %d",
+                       GB_CODED_KINDS - 1, GPUBRIDGE_CODEC_NONE, GPUBRIDGE_CODEC_COUNT - 1, kind, codec);
+    pthread_mutex_lock(&comm->group.coded_lock);
+    const struct gb_coded c = comm->group.coded[kind][codec - GPUBRIDGE_CODEC_NONE];
+    pthread_mutex_unlock(&comm->group.coded_lock);
+    *stats = (struct gpubridge_codec_stats){.struct_size = sizeof *stats,
+                                            .ops = c.ops,
+                                            .in_bytes = c.in_bytes,
+                                            .wire_bytes = c.wire_bytes,
+                                            .blocks = c.blocks,
+                                            .saturated_blocks = c.saturated,
+                                            .not_finite_values = c.not_finite,
+                                            .not_finite_rank = c.not_finite ? c.first_rank : -1,
+                                            .not_finite_seq = c.first_seq,
+                                            .sampled_values = c.samples,
+                                            .signal = c.signal,
+                                            .noise = c.noise};
+    return 0;
+}
+
 /* ---- operations ---- */
 
 static struct gb_op *op_of(gpubridge_request *request)

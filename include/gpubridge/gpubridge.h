@@ -26,7 +26,7 @@ extern "C" {
 #define GPUBRIDGE_CHECKED GPUBRIDGE_API __attribute__((warn_unused_result))
 
 /* Changes whenever a caller compiled against (or generated from) an older header would break. */
-#define GPUBRIDGE_ABI 1
+#define GPUBRIDGE_ABI 2
 
 /* Grouped by the largest thing that is lost. */
 enum gpubridge_status {
@@ -107,6 +107,20 @@ enum gpubridge_op_kind {
     GPUBRIDGE_RECV,           /* recv[count] from rank `root`, or from anyone when root = -1 */
     GPUBRIDGE_BARRIER,        /* no data */
     GPUBRIDGE_OP_KIND_COUNT
+};
+
+/* How what crosses between islands is encoded (docs/wire-format.md has the bytes): sums of f32, f16 and bf16, and, when
+ * asked, ALL_GATHER and BROADCAST of them.  DEFAULT: as the comm's settings say. */
+enum gpubridge_codec {
+    GPUBRIDGE_CODEC_DEFAULT,
+    GPUBRIDGE_CODEC_NONE,
+    GPUBRIDGE_CODEC_BF16,
+    GPUBRIDGE_CODEC_FP16,
+    GPUBRIDGE_CODEC_FP8_E4M3,
+    GPUBRIDGE_CODEC_FP8_E5M2,
+    GPUBRIDGE_CODEC_INT8,
+    GPUBRIDGE_CODEC_MXFP4,
+    GPUBRIDGE_CODEC_COUNT
 };
 
 enum gpubridge_device_kind { GPUBRIDGE_DEVICE_CPU, GPUBRIDGE_DEVICE_CUDA, GPUBRIDGE_DEVICE_HIP };
@@ -200,6 +214,26 @@ struct gpubridge_comm_stats {
 };
 GPUBRIDGE_CHECKED int gpubridge_comm_stats(gpubridge_comm *comm, struct gpubridge_comm_stats *stats);
 
+/* What one kind of operation sent to other islands with one codec, since the comm was made.  What is counted at
+ * encoding and decoding is counted where that is done on the host. */
+struct gpubridge_codec_stats {
+    size_t struct_size;
+    uint64_t ops;               /* operations completed */
+    uint64_t in_bytes;          /* values sent to other islands, as float32; without a codec as they are */
+    uint64_t wire_bytes;        /* messages that carried them, without frame headers */
+    uint64_t blocks;            /* encoded; values, for the casts */
+    uint64_t saturated_blocks;  /* of these: a finite value was brought down to the largest the format has */
+    uint64_t not_finite_values; /* NaN and infinity in messages of this rank and in those that it received */
+    int32_t not_finite_rank;    /* who sent the first of them; -1 when there were none */
+    uint32_t not_finite_seq;    /* number of that operation in the comm */
+    uint64_t sampled_values;    /* whose error was measured, */
+    double signal;              /* the sum of their squares, */
+    double noise;               /* and that of the squares of their errors */
+};
+/* `kind`: ALL_REDUCE, REDUCE, REDUCE_SCATTER, ALL_GATHER or BROADCAST; `codec`: any but DEFAULT. */
+GPUBRIDGE_CHECKED int gpubridge_comm_codec_stats(gpubridge_comm *comm, int32_t kind, int32_t codec,
+                                                 struct gpubridge_codec_stats *stats);
+
 /* ---- operations ---- */
 
 struct gpubridge_op {
@@ -219,6 +253,8 @@ struct gpubridge_op {
     void *stream;       /* CUstream / hipStream_t whose work comes first; ignored on CPU */
     int64_t timeout_ns; /* <= 0: the comm's */
     uint64_t user;      /* returned by gpubridge_completions */
+    int32_t codec;      /* enum gpubridge_codec, equal on all ranks; one that is named applies whatever the size */
+    int32_t reserved;   /* 0 */
 };
 
 /* Checks and queues.  Never blocks for the network; blocks for memory at most until earlier operations finish. */

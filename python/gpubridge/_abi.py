@@ -20,7 +20,7 @@ from ctypes import (
 from typing import Any
 
 # macros
-ABI = 1
+ABI = 2
 HELLO_BYTES = 1024
 
 # enum gpubridge_status
@@ -91,6 +91,17 @@ RECV = 9
 BARRIER = 10
 OP_KIND_COUNT = 11
 
+# enum gpubridge_codec
+CODEC_DEFAULT = 0
+CODEC_NONE = 1
+CODEC_BF16 = 2
+CODEC_FP16 = 3
+CODEC_FP8_E4M3 = 4
+CODEC_FP8_E5M2 = 5
+CODEC_INT8 = 6
+CODEC_MXFP4 = 7
+CODEC_COUNT = 8
+
 # enum gpubridge_device_kind
 DEVICE_CPU = 0
 DEVICE_CUDA = 1
@@ -149,6 +160,25 @@ class CommStats(Structure):
     ]
 
 
+class CodecStats(Structure):
+    """struct gpubridge_codec_stats"""
+
+    _fields_ = [
+        ("struct_size", c_size_t),
+        ("ops", c_uint64),
+        ("in_bytes", c_uint64),
+        ("wire_bytes", c_uint64),
+        ("blocks", c_uint64),
+        ("saturated_blocks", c_uint64),
+        ("not_finite_values", c_uint64),
+        ("not_finite_rank", c_int32),
+        ("not_finite_seq", c_uint32),
+        ("sampled_values", c_uint64),
+        ("signal", c_double),
+        ("noise", c_double),
+    ]
+
+
 class Op(Structure):
     """struct gpubridge_op"""
 
@@ -169,6 +199,8 @@ class Op(Structure):
         ("stream", c_void_p),
         ("timeout_ns", c_int64),
         ("user", c_uint64),
+        ("codec", c_int32),
+        ("reserved", c_int32),
     ]
 
 
@@ -190,6 +222,7 @@ FUNCTIONS: list[tuple[str, Any, tuple[Any, ...]]] = [
     ("comm_status", c_int, (c_void_p,)),
     ("comm_describe", c_size_t, (c_void_p, c_char_p, c_size_t)),
     ("comm_stats", c_int, (c_void_p, POINTER(CommStats))),
+    ("comm_codec_stats", c_int, (c_void_p, c_int32, c_int32, POINTER(CodecStats))),
     ("submit", c_int, (c_void_p, POINTER(Op), POINTER(c_void_p))),
     ("request_wait", c_int, (c_void_p, c_int64)),
     ("request_test", c_int, (c_void_p,)),

@@ -52,16 +52,17 @@ struct gb_settings {
     uint64_t flat_bytes;  /* GB_FLAT_BYTES_AUTO: auto; 0: never */
     int32_t compression;  /* enum gb_compression */
     uint64_t compression_min_bytes;
-    char ifname[256];       /* "": by route */
-    uint16_t port_range[2]; /* inclusive; 0, 0: any free port */
-    char secret_file[1024]; /* "": the secret comes from the context's config */
-    int32_t encrypt;        /* 0 / 1 */
-    int32_t checksum;       /* enum gb_checksum */
-    int32_t self_test;      /* 0 / 1 */
-    int32_t blocking_wait;  /* 0 / 1 */
-    int32_t poll;           /* enum gb_poll */
-    int64_t spin_ns;        /* GB_SPIN_NS_AUTO: auto */
-    int32_t log;            /* enum gb_log_level */
+    int32_t compression_gather; /* 0 / 1 */
+    char ifname[256];           /* "": by route */
+    uint16_t port_range[2];     /* inclusive; 0, 0: any free port */
+    char secret_file[1024];     /* "": the secret comes from the context's config */
+    int32_t encrypt;            /* 0 / 1 */
+    int32_t checksum;           /* enum gb_checksum */
+    int32_t self_test;          /* 0 / 1 */
+    int32_t blocking_wait;      /* 0 / 1 */
+    int32_t poll;               /* enum gb_poll */
+    int64_t spin_ns;            /* GB_SPIN_NS_AUTO: auto */
+    int32_t log;                /* enum gb_log_level */
     int64_t peer_timeout_ns;
     int64_t connect_timeout_ns;
     char cuda_lib[1024], hip_lib[1024], nccl_lib[1024], rccl_lib[1024], verbs_lib[1024]; /* "": searched */

@@ -14,6 +14,11 @@
 #define DEFAULT_TIMEOUT_NS (1800ll * 1000000000ll)
 #define DEPTH              8
 
+_Static_assert((int)GB_COMPRESSION_NONE == GB_CODEC_NONE && (int)GB_COMPRESSION_FP8 == GB_CODEC_FP8_E4M3 &&
+                   (int)GB_COMPRESSION_MXFP4 == GB_CODEC_MXFP4 &&
+                   (int)GPUBRIDGE_CODEC_MXFP4 - GPUBRIDGE_CODEC_NONE == GB_CODEC_MXFP4,
+               "settings, codecs and the API number codecs alike");
+
 static int check_config(const struct gpubridge_comm_config *config)
 {
     if (config->struct_size != sizeof *config)
@@ -212,6 +217,7 @@ static int init_group(gpubridge_comm *comm, const struct gpubridge_comm_config *
     gpubridge_context *context = comm->context;
     uint32_t n = (uint32_t)config->size;
     pthread_mutex_init(&group->submit_lock, NULL);
+    pthread_mutex_init(&group->coded_lock, NULL);
     group->rank = (uint32_t)config->rank;
     group->size = n;
     group->engine = context->engine;
@@ -220,6 +226,9 @@ static int init_group(gpubridge_comm *comm, const struct gpubridge_comm_config *
     group->timeout_ns = config->timeout_ns > 0 ? config->timeout_ns : DEFAULT_TIMEOUT_NS;
     group->chunk_bytes = comm->settings.chunk_bytes;
     group->flat_bytes = flat_bytes(&comm->settings, n);
+    group->codec = comm->settings.compression;
+    group->codec_min_bytes = comm->settings.compression_min_bytes;
+    group->codec_spreads = comm->settings.compression_gather;
     group->depth = DEPTH;
     group->name = strdup(config->name);
     group->links = calloc(n, sizeof *group->links);
@@ -340,6 +349,7 @@ static void comm_free(gpubridge_comm *comm)
     free(group->arrived);
     free(group->name);
     pthread_mutex_destroy(&group->submit_lock);
+    pthread_mutex_destroy(&group->coded_lock);
     free(comm->members);
     free(comm);
 }

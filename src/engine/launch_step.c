@@ -170,11 +170,14 @@ static int issue_reduce(struct gb_launcher *launcher, const struct gb_job *job, 
     args.dtype = (uint8_t)op->dtype;
     args.op = (uint8_t)op->reduce_op;
     args.flags = step->final ? GB_REDUCE_FINAL : 0;
+    args.codec = op->plan->codec;
     args.dst_is_acc = step->dst_is_acc;
+    args.dst_is_enc = step->dst_is_enc;
     for (uint32_t k = 0; k < step->nparts; k++) {
         const struct gb_part *part = &op->plan->parts[step->part + k];
         args.src[k] = address(op, &part->ref);
         if (part->is_acc) args.acc_mask |= 1u << k;
+        if (part->is_enc) args.enc_mask |= 1u << k;
         if (part->premul) args.premul_mask |= 1u << k;
     }
     void *params[] = {&args};

@@ -86,6 +86,16 @@ struct gb_group_counters {
         compute_ns;
 };
 
+/* What one kind of operation did with one codec. */
+struct gb_coded {
+    uint64_t ops, in_bytes, wire_bytes; /* finished; values sent to other islands, as float32, and their messages */
+    uint64_t messages, blocks, saturated, not_finite, samples;
+    double signal, noise; /* sums of squares of the values and of their errors in samples */
+    int32_t first_rank;   /* whose NaN or infinity came first; meaningless while not_finite is 0 */
+    uint32_t first_seq;
+};
+#define GB_CODED_KINDS (GPUBRIDGE_REDUCE_SCATTER + 1) /* the kinds that codecs apply to come first */
+
 struct gb_p2p_slot { /* counters of one (peer, tag) */
     int32_t peer, tag;
     uint32_t send_seq, recv_seq;
@@ -113,6 +123,9 @@ struct gb_group {
     uint32_t stream_set;       /* of collectives; P2P operations use the next one */
     uint64_t chunk_bytes;      /* 0: by size and device (submit.c) */
     uint64_t flat_bytes;
+    int32_t codec; /* enum gb_codec of messages between islands */
+    uint64_t codec_min_bytes;
+    int codec_spreads; /* ALL_GATHER and BROADCAST too */
     uint32_t depth;
     int64_t timeout_ns; /* [S] */
 
@@ -139,8 +152,10 @@ struct gb_group {
     char status_text[512];
     _Atomic uint32_t nops; /* operations not finished */
     struct gb_group_counters counters;
-    void *comm;              /* owner, for the hooks */
-    struct gb_group *next;   /* [E] engine list */
+    pthread_mutex_t coded_lock;
+    struct gb_coded coded[GB_CODED_KINDS][GB_CODEC_COUNT]; /* guarded by coded_lock */
+    void *comm;                                            /* owner, for the hooks */
+    struct gb_group *next;                                 /* [E] engine list */
     int needs_settle;        /* [E] aborted: operations without anything in flight are to be finished */
     struct gb_ccl_comm *ccl; /* [E] vendor communicator of this rank's island, NULL until made */
 };

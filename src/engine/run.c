@@ -3,6 +3,7 @@
  * finishes and fails.  Engine role. */
 #include "base/clock.h"
 #include "base/log.h"
+#include "engine/coded.h"
 #include "engine/internal.h"
 
 #include <assert.h>
@@ -55,9 +56,12 @@ static void reduce_args(const struct gb_op *op, const struct gb_step *step, stru
                                     .dtype = (uint8_t)op->dtype,
                                     .op = (uint8_t)op->reduce_op,
                                     .flags = step->final ? GB_REDUCE_FINAL : 0,
-                                    .dst_is_acc = step->dst_is_acc};
+                                    .codec = op->xplan->plan->codec,
+                                    .dst_is_acc = step->dst_is_acc,
+                                    .dst_is_enc = step->dst_is_enc};
     for (uint32_t i = 0; i < step->nparts; i++) {
         args->src[i] = address(op, &parts[i].ref);
+        args->enc_mask |= (uint32_t)parts[i].is_enc << i;
         args->premul_mask |= (uint32_t)parts[i].premul << i;
         args->acc_mask |= (uint32_t)parts[i].is_acc << i;
     }
@@ -76,8 +80,11 @@ static void compute(void *arg)
         if (dst != src) memmove(dst, src, step->bytes);
     } else {
         struct gb_reduce_args args;
+        uint64_t stats[GB_CODEC_STATS] = {0};
         reduce_args(op, step, &args);
+        args.stats = stats;
         gb_reduce_host(&args);
+        if (args.codec) gb_coded_reduced(op, step, &args);
     }
     atomic_fetch_add_explicit(&op->compute_ns, gb_now_ns() - before, memory_order_relaxed);
 }
@@ -222,6 +229,7 @@ void gb_op_message_done(struct gb_cell *cell, const struct gb_net_event *event)
     } else {
         if (is_message) {
             count_message(op, step, event->start_ns, now);
+            if (step->crosses && op->kind < GB_CODED_KINDS) gb_coded_message(op, step);
             if (step->kind == GB_STEP_RECV) op->group->arrived[step->peer] = 1;
         }
         step_done(op, index_of(cell));
@@ -430,6 +438,7 @@ static void finish(struct gb_op *op)
         group->ops_tail = op->prev;
     memset(group->arrived, 0, group->size);
     if (!op->status) count_op(op, gb_now_ns());
+    if (!op->status && op->kind < GB_CODED_KINDS) gb_coded_finished(op);
     if (op->dev) gb_launcher_release(launcher_of(op), op->dev);
     gb_op_free_scratch(op); /* now, not when the caller frees its request, which may be much later */
     int notify = op->flags & GPUBRIDGE_OP_NOTIFY ? 1 : 0;

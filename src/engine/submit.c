@@ -9,7 +9,8 @@
 #include <string.h>
 #include <xxhash.h>
 
-#define FAR_FUTURE INT64_MAX
+#define FAR_FUTURE      INT64_MAX
+#define SIG_CODEC_SHIFT 4 /* of gb_sig.reduce_op: the codec is in its upper half */
 
 static const char *const kind_names[GPUBRIDGE_OP_KIND_COUNT] = {
     [GPUBRIDGE_ALL_REDUCE] = "ALL_REDUCE",
@@ -39,19 +40,22 @@ static int is_rooted(int kind)
 void gb_sig_text(const struct gb_sig *sig, uint32_t seq, char *text, size_t capacity)
 {
     const char *name = sig->op < GPUBRIDGE_OP_KIND_COUNT ? kind_names[sig->op] : "?";
+    int reduce_op = sig->reduce_op & 0xf, codec = sig->reduce_op >> SIG_CODEC_SHIFT;
+    char coded[32] = "";
+    if (codec != GB_CODEC_NONE) snprintf(coded, sizeof coded, ", %s between islands", gb_codec_name(codec));
     if (sig->op == GPUBRIDGE_BARRIER)
         snprintf(text, capacity, "op %u %s", seq, name);
     else if (sig->op == GPUBRIDGE_SEND || sig->op == GPUBRIDGE_RECV)
         snprintf(text, capacity, "message %u of %s x %llu", seq, gb_dtype_name(sig->dtype),
                  (unsigned long long)sig->count);
     else if (is_rooted(sig->op))
-        snprintf(text, capacity, "op %u %s%s%s %s x %llu, root %u", seq, name, reduces(sig->op) ? " " : "",
-                 reduces(sig->op) ? gb_reduce_op_name(sig->reduce_op) : "", gb_dtype_name(sig->dtype),
-                 (unsigned long long)sig->count, sig->root_lo);
+        snprintf(text, capacity, "op %u %s%s%s %s x %llu, root %u%s", seq, name, reduces(sig->op) ? " " : "",
+                 reduces(sig->op) ? gb_reduce_op_name(reduce_op) : "", gb_dtype_name(sig->dtype),
+                 (unsigned long long)sig->count, sig->root_lo, coded);
     else
-        snprintf(text, capacity, "op %u %s%s%s %s x %llu", seq, name, reduces(sig->op) ? " " : "",
-                 reduces(sig->op) ? gb_reduce_op_name(sig->reduce_op) : "", gb_dtype_name(sig->dtype),
-                 (unsigned long long)sig->count);
+        snprintf(text, capacity, "op %u %s%s%s %s x %llu%s", seq, name, reduces(sig->op) ? " " : "",
+                 reduces(sig->op) ? gb_reduce_op_name(reduce_op) : "", gb_dtype_name(sig->dtype),
+                 (unsigned long long)sig->count, coded);
 }
 
 static int check(const struct gb_group *group, const struct gpubridge_op *d)
@@ -80,6 +84,8 @@ static int check(const struct gb_group *group, const struct gpubridge_op *d)
     if (d->count > (UINT64_MAX >> 8) / group->size / gb_dtype_bytes(d->dtype))
         return GB_FAIL(GPUBRIDGE_ERR_INVALID, "%s: %llu elements overflow the address space", name,
                        (unsigned long long)d->count);
+    if (d->codec < 0 || d->codec >= GPUBRIDGE_CODEC_COUNT)
+        return GB_FAIL(GPUBRIDGE_ERR_INVALID, "%s: codec %d does not exist", name, d->codec);
     if ((d->kind == GPUBRIDGE_SEND || d->kind == GPUBRIDGE_RECV) && (d->tag < 0))
         return GB_FAIL(GPUBRIDGE_ERR_INVALID, "%s: tag %d is negative", name, d->tag);
     return 0;
@@ -230,6 +236,21 @@ static uint64_t chunk_bytes(const struct gb_group *group, int staged_somewhere, 
     return chunk;
 }
 
+/* An operation that names its codec is compressed whatever its size and kind. */
+static int choose_codec(const struct gpubridge_op *d, struct gb_plan_spec *spec)
+{
+    if (d->codec == GPUBRIDGE_CODEC_DEFAULT) return 0;
+    spec->codec = d->codec - GPUBRIDGE_CODEC_NONE;
+    spec->codec_min_bytes = 0;
+    spec->codec_spreads = 1;
+    if (spec->codec != GB_CODEC_NONE && !gb_spec_can_compress(spec))
+        return GB_FAIL(GPUBRIDGE_ERR_UNSUPPORTED,
+                       "%s of %s cannot be compressed (%s): codecs apply to sums of f16, bf16 and f32, and to "
+                       "ALL_GATHER and BROADCAST of them",
+                       kind_names[d->kind], gb_dtype_name(d->dtype), gb_codec_name(spec->codec));
+    return 0;
+}
+
 static int prepare(struct gb_op *op, const struct gpubridge_op *d)
 {
     struct gb_group *group = op->group;
@@ -251,7 +272,11 @@ static int prepare(struct gb_op *op, const struct gpubridge_op *d)
                                     .chunk_bytes =
                                         chunk_bytes(group, any_staged(topo), d->count * gb_dtype_bytes(d->dtype)),
                                     .flat_bytes = group->flat_bytes,
+                                    .codec = group->codec,
+                                    .codec_min_bytes = group->codec_min_bytes,
+                                    .codec_spreads = (uint8_t)group->codec_spreads,
                                     .depth = group->depth};
+        GB_TRY(choose_codec(d, &spec));
         if (!is_rooted(d->kind)) spec.root = 0;
         if (d->kind == GPUBRIDGE_BARRIER) spec.dtype = GPUBRIDGE_U8, spec.count = 0;
         if (d->kind == GPUBRIDGE_ALL_GATHER) spec.counts = d->recv_counts;
@@ -276,7 +301,7 @@ static void number(struct gb_op *op)
     struct gb_group *group = op->group;
     op->sig = (struct gb_sig){.op = (uint8_t)op->kind,
                               .dtype = (uint8_t)op->dtype,
-                              .reduce_op = (uint8_t)op->reduce_op,
+                              .reduce_op = (uint8_t)(op->reduce_op | op->xplan->plan->codec << SIG_CODEC_SHIFT),
                               .root_lo = is_rooted(op->kind) ? (uint8_t)op->root : 0,
                               .plan_hash = op->xplan->plan->hash,
                               .count = op->count};

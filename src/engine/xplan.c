@@ -83,8 +83,8 @@ static void spec_hash(const struct gb_topo *topo, const struct gb_plan_spec *spe
 {
     struct {
         uint64_t topo, count;
-        int32_t op, dtype, reduce_op;
-        uint32_t root;
+        int32_t op, dtype, reduce_op, codec;
+        uint32_t root, pad;
         XXH128_hash_t lists[3]; /* of the counts; zero where there are none */
     } facts;
     memset(&facts, 0, sizeof facts);
@@ -94,6 +94,7 @@ static void spec_hash(const struct gb_topo *topo, const struct gb_plan_spec *spe
     facts.dtype = spec->dtype;
     facts.reduce_op = spec->reduce_op;
     facts.root = spec->root;
+    facts.codec = gb_spec_codec(topo, spec);
     const uint64_t *lists[] = {spec->counts, spec->send_counts, spec->recv_counts};
     for (int i = 0; i < 3; i++)
         if (lists[i]) facts.lists[i] = XXH3_128bits(lists[i], topo->nranks * sizeof *lists[i]);

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import atexit
 import ctypes
+import math
 import multiprocessing.util
 import os
 import threading
@@ -31,6 +32,17 @@ from gpubridge.torch.errors import DistGpuBridgeError, DistValueError, check, er
 from gpubridge.torch.options import Options, nanoseconds
 from gpubridge.torch.p2p import PointToPoint
 from gpubridge.torch.untraced import untraced
+
+CODECS = {
+    "none": _abi.CODEC_NONE,
+    "bf16": _abi.CODEC_BF16,
+    "fp16": _abi.CODEC_FP16,
+    "fp8_e4m3": _abi.CODEC_FP8_E4M3,
+    "fp8_e5m2": _abi.CODEC_FP8_E5M2,
+    "int8": _abi.CODEC_INT8,
+    "mxfp4": _abi.CODEC_MXFP4,
+}
+"""Wire codecs by name, numbered as struct gpubridge_op names them."""
 
 DEFAULT_TIMEOUT_NS = 30 * 60 * 1_000_000_000
 
@@ -231,6 +243,32 @@ class GpuBridgeGroup(Collectives, PointToPoint, _ProcessGroup):
         stats = _abi.CommStats(struct_size=ctypes.sizeof(_abi.CommStats))
         check(self._context.lib.comm_stats(self._comm, ctypes.byref(stats)))
         return {name: getattr(stats, name) for name in (field[0] for field in stats._fields_) if name != "struct_size"}
+
+    def codec_stats(self, kind: str = "all_reduce") -> dict[str, dict[str, float]]:
+        """What operations of one kind sent from this rank to other islands, by codec; see gpubridge_codec_stats.
+
+        Args:
+            kind: all_reduce, reduce, reduce_scatter, all_gather or broadcast.
+
+        Returns:
+            For each codec that was used ("none", "fp8_e4m3", ...): its counters (bytes, values), and "snr_db", the
+            ratio of signal to quantisation noise of the samples in dB (NaN without samples, infinite without noise).
+        """
+        if not self._comm:
+            self._refuse()
+        found: dict[str, dict[str, float]] = {}
+        for name, codec in CODECS.items():
+            stats = _abi.CodecStats(struct_size=ctypes.sizeof(_abi.CodecStats))
+            check(
+                self._context.lib.comm_codec_stats(self._comm, getattr(_abi, kind.upper()), codec, ctypes.byref(stats))
+            )
+            if not stats.ops:
+                continue
+            row = {field[0]: getattr(stats, field[0]) for field in stats._fields_ if field[0] != "struct_size"}
+            signal, noise = row["signal"], row["noise"]
+            row["snr_db"] = 10 * math.log10(signal / noise) if signal and noise else math.inf if signal else math.nan
+            found[name] = row
+        return found
 
     def describe(self) -> str:
         """Islands, links, transports and algorithms in words."""

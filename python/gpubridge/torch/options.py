@@ -14,7 +14,15 @@ from typing import Any
 
 GROUP_SETTINGS = frozenset(
     "GPUBRIDGE_" + name
-    for name in ("ISLAND_REDUCE", "CHUNK_BYTES", "FLAT_BYTES", "COMPRESSION", "COMPRESSION_MIN_BYTES", "SELF_TEST")
+    for name in (
+        "ISLAND_REDUCE",
+        "CHUNK_BYTES",
+        "FLAT_BYTES",
+        "COMPRESSION",
+        "COMPRESSION_MIN_BYTES",
+        "COMPRESSION_GATHER",
+        "SELF_TEST",
+    )
 )
 """Settings that may differ between groups; all others belong to the process, which reads them with its first group."""
 
