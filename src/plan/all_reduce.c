@@ -99,12 +99,6 @@ static struct gb_range part_of(const struct gb_builder *b, struct gb_range seg, 
     return (struct gb_range){seg.lo + r.lo, r.n};
 }
 
-/* Bytes of a message of n elements of island i's partial. */
-static uint64_t partial_bytes(const struct gb_builder *b, uint32_t i, uint64_t n)
-{
-    return b->codec ? gb_codec_bytes(b->codec, n) : n * width(b, i);
-}
-
 /* My partial of a segment leaves; `whole` is where my share's lies. */
 static void send_partial(struct gb_builder *b, const struct chunk *k, struct gb_range seg, struct gb_ref whole)
 {

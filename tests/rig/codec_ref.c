@@ -65,7 +65,7 @@ static void quantise_scaled(int codec, float *x, uint64_t n)
     double most = greatest(codec, x, n);
     int exp = 0, any_wild = 0, top = ilogb(f->largest);
     double fraction = frexp(most, &exp) * 2; /* in [1, 2) */
-    int power = most < (double)FLT_MIN ? -127 : exp - 1 + (codec == REF_MXFP4 ? fraction >= 1.75 : fraction > 1.75);
+    int power = most < (double)FLT_MIN ? -127 : exp - 1 + (fraction > 1.75);
     double limit = codec == REF_FP8_E4M3 ? 0x1.ep127 : codec == REF_FP8_E5M2 ? 0x1.cp127 : 0x1.8p127;
     int scale = power + 127 > top ? power - top : -127;
     for (uint64_t i = 0; i < n; i++) any_wild |= !isfinite(x[i]);

@@ -25,8 +25,11 @@ static struct gb_step *some_step(struct sim_world *w, int (*fits)(const struct s
 
 static int is_fold_after_message(const struct sim_inst *in, uint32_t s)
 {
-    const struct gb_step *step = in->plan->steps + s;
-    return step->kind == GB_STEP_REDUCE && step->ndep > 0;
+    const struct gb_plan *p = in->plan;
+    const struct gb_step *step = p->steps + s;
+    int waits = 0; /* for what somebody else made: an earlier fold in the same queue is waited for anyhow */
+    for (uint32_t d = step->dep; d < step->dep + step->ndep; d++) waits |= p->steps[p->deps[d]].kind != GB_STEP_REDUCE;
+    return step->kind == GB_STEP_REDUCE && waits;
 }
 
 static int is_send(const struct sim_inst *in, uint32_t s)

@@ -63,7 +63,7 @@ int main(int argc, char **argv)
         printf("%s: %" PRIu64 " of %" PRIu64 " seen\n", names[d], t.seen[d], t.damaged[d]);
     }
     /* A forgotten wait may be harmless by luck of the draw; the others never are. */
-    int blind = t.seen[SIM_FORGET_DEPS] * 2 < t.damaged[SIM_FORGET_DEPS];
+    int blind = t.seen[SIM_FORGET_DEPS] * 3 < t.damaged[SIM_FORGET_DEPS];
     for (int d = SIM_SHORT_MESSAGE; d < SIM_DAMAGE_COUNT; d++) blind |= t.damaged[d] == 0 || t.seen[d] < t.damaged[d];
     if (blind) printf("the simulator is blind to damage\n");
     return t.failed != 0 || blind;

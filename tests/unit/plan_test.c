@@ -154,6 +154,11 @@ static void test_hash(void **state)
     assert_int_not_equal(hash_of(v, &s, 1), hash);
     assert_int_equal(hash_of(u, &s, 1), hash); /* in one round it does not matter who has a vendor library */
     o = s, o.count = 100000;
+    s = o, s.dtype = GPUBRIDGE_BF16, o = s, o.codec = GB_CODEC_INT8;
+    assert_int_not_equal(hash_of(t, &s, 1), hash_of(t, &o, 1));
+    o.codec_min_bytes = 2 * o.count + 1; /* a codec that does not apply makes no difference */
+    assert_int_equal(hash_of(t, &s, 1), hash_of(t, &o, 1));
+    o = s;
     assert_int_not_equal(hash_of(u, &o, 1), hash_of(t, &o, 1)); /* an island without one exchanges by messages */
     const uint64_t a[] = {1, 2, 3}, b[] = {3, 2, 1};
     s = spec_of(GPUBRIDGE_ALL_TO_ALL, 2), o = s;
@@ -204,10 +209,46 @@ static void test_structure(void **state)
                 check_all_ranks(t, &s);
                 s.reduce_op = GPUBRIDGE_PREMUL_SUM;
                 check_all_ranks(t, &s);
+                s.codec = op % 2 ? GB_CODEC_FP8_E4M3 : GB_CODEC_MXFP4;
+                s.codec_spreads = 1;
+                check_all_ranks(t, &s);
             }
         }
         gb_topo_destroy(t);
     }
+}
+
+static void test_where_codecs_apply(void **state)
+{
+    (void)state;
+    struct gb_topo *t = layout("NNA"), *one = layout("NNN");
+    struct gb_plan_spec s = spec_of(GPUBRIDGE_ALL_REDUCE, 100), o;
+    s.codec = GB_CODEC_FP8_E4M3;
+    assert_int_equal(gb_spec_codec(t, &s), GB_CODEC_FP8_E4M3);
+    assert_int_equal(gb_spec_codec(one, &s), GB_CODEC_NONE);
+    o = s, o.codec_min_bytes = 201;
+    assert_int_equal(gb_spec_codec(t, &o), GB_CODEC_NONE);
+    o.codec_min_bytes = 200;
+    assert_int_equal(gb_spec_codec(t, &o), GB_CODEC_FP8_E4M3);
+    o = s, o.reduce_op = GPUBRIDGE_MAX;
+    assert_int_equal(gb_spec_codec(t, &o), GB_CODEC_NONE);
+    o = s, o.dtype = GPUBRIDGE_F64;
+    assert_int_equal(gb_spec_codec(t, &o), GB_CODEC_NONE);
+    o = s, o.op = GPUBRIDGE_ALL_GATHER;
+    assert_int_equal(gb_spec_codec(t, &o), GB_CODEC_NONE);
+    o.codec_spreads = 1;
+    assert_int_equal(gb_spec_codec(t, &o), GB_CODEC_FP8_E4M3);
+    o.op = GPUBRIDGE_ALL_TO_ALL;
+    assert_int_equal(gb_spec_codec(t, &o), GB_CODEC_NONE);
+    const uint64_t counts[] = {100, 0, 1};
+    o = s, o.op = GPUBRIDGE_REDUCE_SCATTER, o.counts = counts, o.codec_min_bytes = 203;
+    assert_int_equal(gb_spec_codec(t, &o), GB_CODEC_NONE); /* all blocks together: 202 bytes */
+    o.codec_min_bytes = 202;
+    assert_int_equal(gb_spec_codec(t, &o), GB_CODEC_FP8_E4M3);
+    o = s, o.codec = GB_CODEC_COUNT;
+    refused(t, o, GPUBRIDGE_ERR_INVALID);
+    gb_topo_destroy(t);
+    gb_topo_destroy(one);
 }
 
 /* The check must see what it is there for. */
@@ -242,9 +283,13 @@ static void test_check_sees_damage(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_layout),    cmocka_unit_test(test_two_ranks_are_minimal),
-        cmocka_unit_test(test_refusals),  cmocka_unit_test(test_hash),
-        cmocka_unit_test(test_structure), cmocka_unit_test(test_check_sees_damage),
+        cmocka_unit_test(test_layout),
+        cmocka_unit_test(test_two_ranks_are_minimal),
+        cmocka_unit_test(test_refusals),
+        cmocka_unit_test(test_hash),
+        cmocka_unit_test(test_structure),
+        cmocka_unit_test(test_check_sees_damage),
+        cmocka_unit_test(test_where_codecs_apply),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
