@@ -12,7 +12,7 @@
 
 #include <string.h>
 
-#define STRETCH 128u /* bytes counted in a byte: less than 256 */
+#define STRETCH 128u /* codes counted in a number as wide as a code: less than 256 */
 
 /* Bytes b with (b ^ flip) & mask >= low. */
 static uint64_t count_bytes(const unsigned char *p, uint64_t n, unsigned char flip, unsigned char mask,
@@ -31,10 +31,15 @@ static uint64_t count_bytes(const unsigned char *p, uint64_t n, unsigned char fl
 static uint64_t count_halves(const unsigned char *p, uint64_t n, uint16_t infinity)
 {
     uint64_t total = 0;
-    for (uint64_t i = 0; i < n; i++) {
-        uint16_t code;
-        memcpy(&code, p + 2 * i, sizeof code);
-        total += (code & 0x7fffu) >= infinity;
+    for (uint64_t at = 0; at < n; at += STRETCH) {
+        uint64_t len = n - at < STRETCH ? n - at : STRETCH;
+        uint16_t found = 0;
+        for (uint64_t i = at; i < at + len; i++) {
+            uint16_t code;
+            memcpy(&code, p + 2 * i, sizeof code);
+            found = (uint16_t)(found + ((code & 0x7fffu) >= infinity));
+        }
+        total += found;
     }
     return total;
 }
@@ -43,6 +48,7 @@ static uint64_t count_halves(const unsigned char *p, uint64_t n, uint16_t infini
 static uint64_t count_blocks(const unsigned char *scales, uint64_t count, uint32_t block)
 {
     uint64_t total = 0;
+    if (!memchr(scales, 255, (size_t)((count + block - 1) / block))) return 0;
     for (uint64_t at = 0; at < count; at += block)
         if (scales[at / block] == 255) total += count - at < block ? count - at : block;
     return total;
