@@ -111,12 +111,17 @@ void gb_coded_reduced(struct gb_op *op, const struct gb_step *step, const struct
 
 void gb_coded_message(struct gb_op *op, const struct gb_step *step)
 {
-    struct gb_coded *c = counters(op);
-    if (step->kind == GB_STEP_SEND) {
+    const int codec = op->xplan->plan->codec, is_send = step->kind == GB_STEP_SEND;
+    if (is_send) {
+        struct gb_coded *c = counters(op);
         pthread_mutex_lock(&op->group->coded_lock);
         c->wire_bytes += step->bytes;
         pthread_mutex_unlock(&op->group->coded_lock);
     }
+    if (!op->dev || !codec || step->final) return;
+    const struct gb_ref *ref = is_send ? &step->src : &step->dst;
+    uint64_t wild = gb_codec_not_finite(codec, (const char *)op->buf[ref->buf] + ref->off, step->count);
+    if (wild) note_sender(op, is_send ? op->group->rank : step->peer, wild);
 }
 
 void gb_coded_finished(struct gb_op *op)

@@ -130,7 +130,7 @@ static void send_encoded(struct gb_builder *b, const struct chunk *k, struct gb_
         if (i == b->isl)
             gb_b_keep(b, k->c, message);
         else
-            gb_b_send_encoded(b, owner(b, k, i, seg.lo), message, r.n);
+            gb_b_send_encoded(b, owner(b, k, i, seg.lo), message, r.n, 0);
     }
 }
 
@@ -140,9 +140,13 @@ static void await_partials(struct gb_builder *b, const struct chunk *k, struct g
     struct gb_range r = part_of(b, seg, b->isl);
     for (uint32_t i = 0; i < b->topo->nislands && r.n > 0; i++) {
         if (i == b->isl) continue;
-        uint64_t bytes = b->codec ? gb_codec_bytes(b->codec, r.n) : r.n * width(b, i);
-        struct gb_ref to = gb_b_scratch(b, bytes);
-        gb_b_recv_to(b, gb_first(k->c), owner(b, k, i, seg.lo), to, bytes);
+        uint32_t from = owner(b, k, i, seg.lo);
+        if (b->codec) {
+            gb_b_keep(b, k->c, gb_b_recv_encoded(b, gb_first(k->c), from, r.n, 0));
+            continue;
+        }
+        struct gb_ref to = gb_b_scratch(b, r.n * width(b, i));
+        gb_b_recv_to(b, gb_first(k->c), from, to, r.n * width(b, i));
         gb_b_keep(b, k->c, to);
     }
 }
@@ -180,26 +184,23 @@ static void share_final(struct gb_builder *b, const struct chunk *k, struct gb_r
     uint32_t nislands = b->topo->nislands;
     struct gb_range own = part_of(b, seg, b->isl);
     uint64_t bytes = own.n * b->es;
-    struct gb_ref from = b->codec ? final : gb_b_stage_out(b, final, bytes);
+    struct gb_ref staged = b->codec ? final : gb_b_stage_out(b, final, bytes);
     for (uint32_t m = 1; m < nislands && own.n > 0; m++) {
         uint32_t to = owner(b, k, (b->isl + m) % nislands, seg.lo);
         if (b->codec)
-            gb_b_send_encoded(b, to, final, own.n);
+            gb_b_send_encoded(b, to, final, own.n, 1);
         else
-            gb_b_send(b, to, from, bytes);
+            gb_b_send(b, to, staged, bytes);
     }
     if (b->codec && own.n > 0) gb_b_decode(b, final, b->me, user(b, GB_BUF_OUT, k, own.lo), own.n);
     for (uint32_t i = 0; i < nislands; i++) {
         struct gb_range r = part_of(b, seg, i);
         if (i == b->isl || r.n == 0) continue;
-        struct gb_ref to = user(b, GB_BUF_OUT, k, r.lo);
-        bytes = r.n * b->es;
-        if (b->codec) {
-            bytes = gb_codec_bytes(b->codec, r.n);
-            to = gb_b_scratch(b, bytes);
-            gb_b_keep(b, k->c, to);
-        }
-        gb_b_recv_to(b, gb_later(k->c), owner(b, k, i, seg.lo), to, bytes);
+        uint32_t from = owner(b, k, i, seg.lo);
+        if (b->codec)
+            gb_b_keep(b, k->c, gb_b_recv_encoded(b, gb_later(k->c), from, r.n, 1));
+        else
+            gb_b_recv_to(b, gb_later(k->c), from, user(b, GB_BUF_OUT, k, r.lo), r.n * b->es);
     }
 }
 

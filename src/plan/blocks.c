@@ -78,7 +78,7 @@ static void send_encoded(struct gb_builder *b, uint32_t d, struct gb_range chunk
     for (uint64_t at = r.lo, end; at < r.lo + r.n; at = end) {
         end = gb_segment_end(b->topo, chunk.n, at, b->topo->island[d]);
         add_mates(b, box, own, at - r.lo);
-        gb_b_send_encoded(b, d, gb_b_encode(b, GB_QUEUE_OUT, end - at, 0), end - at);
+        gb_b_send_encoded(b, d, gb_b_encode(b, GB_QUEUE_OUT, end - at, 0), end - at, 0);
     }
 }
 
@@ -119,12 +119,9 @@ static void await_encoded(struct gb_builder *b, struct gb_range chunk, uint64_t 
 {
     for (uint64_t at = 0, end; at < chunk.n; at = end) {
         end = gb_segment_end(b->topo, chunk.n, at, b->isl);
-        uint64_t bytes = gb_codec_bytes(b->codec, end - at);
         for (uint32_t i = 0; i < b->topo->nislands; i++) {
             if (i == b->isl) continue;
-            struct gb_ref to = gb_b_scratch(b, bytes);
-            gb_b_keep(b, c, to);
-            gb_b_recv_to(b, gb_first(c), share_owner(b, i, chunk.n, at), to, bytes);
+            gb_b_keep(b, c, gb_b_recv_encoded(b, gb_first(c), share_owner(b, i, chunk.n, at), end - at, 0));
         }
     }
 }
@@ -222,7 +219,7 @@ static void send_own_encoded(struct gb_builder *b, uint64_t size, uint64_t c)
         gb_b_add(b, gb_at(GB_BUF_IN, (chunk.lo + at) * b->es), 0);
         struct gb_ref message = gb_b_encode(b, GB_QUEUE_OUT, end - at, 0);
         for (uint32_t k = 1; k < b->topo->nislands; k++)
-            gb_b_send_encoded(b, share_owner(b, (b->isl + k) % b->topo->nislands, chunk.n, at), message, end - at);
+            gb_b_send_encoded(b, share_owner(b, (b->isl + k) % b->topo->nislands, chunk.n, at), message, end - at, 0);
         gb_b_decode(b, message, b->me, in_block(b, GB_BUF_OUT, gb_block_at(b, b->me), chunk, at), end - at);
     }
 }
@@ -234,9 +231,7 @@ static void recv_blocks_encoded(struct gb_builder *b, uint64_t size, uint64_t c)
         if (b->topo->island[d] == b->isl) continue;
         for (uint64_t at = r.lo, end; at < r.lo + r.n; at = end) {
             end = gb_segment_end(b->topo, chunk.n, at, b->topo->island[d]);
-            struct gb_ref to = gb_b_scratch(b, gb_codec_bytes(b->codec, end - at));
-            gb_b_keep(b, c, to);
-            gb_b_recv_to(b, gb_first(c), d, to, gb_codec_bytes(b->codec, end - at));
+            gb_b_keep(b, c, gb_b_recv_encoded(b, gb_first(c), d, end - at, 0));
         }
     }
 }

@@ -277,11 +277,30 @@ void gb_b_fold(struct gb_builder *b, uint32_t queue, struct gb_ref dst, uint64_t
     add_reduce(b, queue, src, left, dst, count, dst_store, final);
 }
 
-void gb_b_send_encoded(struct gb_builder *b, uint32_t peer, struct gb_ref message, uint64_t count)
+/* The last step is a message of `count` encoded values. */
+static void note_encoded(struct gb_builder *b, uint64_t count, int final)
+{
+    if (b->failed) return;
+    struct gb_step *step = b->plan->steps + b->plan->nsteps - 1;
+    step->count = count;
+    step->final = (uint8_t) final;
+}
+
+void gb_b_send_encoded(struct gb_builder *b, uint32_t peer, struct gb_ref message, uint64_t count, int final)
 {
     uint64_t bytes = gb_codec_bytes(b->codec, count);
     gb_b_send(b, peer, gb_b_stage_out(b, message, bytes), bytes);
+    note_encoded(b, count, final);
     b->plan->encoded_values += count;
+}
+
+struct gb_ref gb_b_recv_encoded(struct gb_builder *b, uint32_t list, uint32_t peer, uint64_t count, int final)
+{
+    uint64_t bytes = gb_codec_bytes(b->codec, count);
+    struct gb_ref to = gb_b_scratch(b, bytes);
+    gb_b_recv_to(b, list, peer, to, bytes);
+    note_encoded(b, count, final);
+    return to;
 }
 
 struct gb_ref gb_b_encode(struct gb_builder *b, uint32_t queue, uint64_t count, int final)

@@ -118,8 +118,10 @@ static inline uint32_t gb_later(uint64_t chunk)
 int gb_grow(struct gb_builder *b, void **array, uint32_t *cap, uint32_t need, size_t size);
 void gb_b_dep(struct gb_builder *b, uint32_t step); /* of the last step */
 uint32_t gb_b_send(struct gb_builder *b, uint32_t peer, struct gb_ref src, uint64_t bytes);
-/* A message of `count` values that gb_b_encode made. */
-void gb_b_send_encoded(struct gb_builder *b, uint32_t peer, struct gb_ref message, uint64_t count);
+/* A message of `count` values that gb_b_encode made.  `final`: they are a result, not a partial or an input. */
+void gb_b_send_encoded(struct gb_builder *b, uint32_t peer, struct gb_ref message, uint64_t count, int final);
+/* Receives one into scratch memory (staged: when gb_b_land(list) is emitted).  Returns where it will be. */
+struct gb_ref gb_b_recv_encoded(struct gb_builder *b, uint32_t list, uint32_t peer, uint64_t count, int final);
 uint32_t gb_b_recv(struct gb_builder *b, uint32_t peer, struct gb_ref dst, uint64_t bytes);
 void gb_b_copy(struct gb_builder *b, uint32_t queue, struct gb_ref src, struct gb_ref dst, uint64_t bytes);
 /* Opens the scratch of chunk `chunk`: what the slot held before is given up. */

@@ -74,7 +74,7 @@ struct gb_part {
 
 struct gb_step {
     uint8_t kind, queue;
-    uint8_t dst_is_acc, dst_is_enc, final; /* REDUCE */
+    uint8_t dst_is_acc, dst_is_enc, final; /* REDUCE; final also of encoded SEND, RECV: values of a result */
     uint8_t crosses;                       /* SEND / RECV: 1 when it leaves the island (the bridge) */
     uint32_t peer;                         /* SEND / RECV: group rank */
     uint32_t xid;                          /* SEND / RECV: ordinal between the pair, per direction */
@@ -82,7 +82,7 @@ struct gb_step {
     uint32_t part, nparts;                 /* VENDOR, REDUCE: plan->parts[part ...] */
     struct gb_ref src, dst;                /* SEND: src; RECV: dst; COPY: both; REDUCE: dst */
     uint64_t bytes;                        /* SEND, RECV, COPY */
-    uint64_t count;                        /* REDUCE: elements */
+    uint64_t count;                        /* REDUCE: elements; encoded SEND, RECV: values */
 };
 
 struct gb_plan {
