@@ -32,6 +32,7 @@ enum gb_compression {
     GB_COMPRESSION_MXFP4,
     GB_COMPRESSION_AUTO
 };
+enum gb_compression_dtypes { GB_COMPRESSION_ALL, GB_COMPRESSION_F32, GB_COMPRESSION_HALF };
 enum gb_checksum { GB_CHECKSUM_OFF, GB_CHECKSUM_ON, GB_CHECKSUM_AUTO };
 enum gb_poll { GB_POLL_SPIN, GB_POLL_ADAPTIVE, GB_POLL_EVENT };
 
@@ -52,6 +53,7 @@ struct gb_settings {
     uint64_t flat_bytes;  /* GB_FLAT_BYTES_AUTO: auto; 0: never */
     int32_t compression;  /* enum gb_compression */
     uint64_t compression_min_bytes;
+    int32_t compression_dtypes; /* enum gb_compression_dtypes */
     int32_t compression_gather; /* 0 / 1 */
     char ifname[256];           /* "": by route */
     uint16_t port_range[2];     /* inclusive; 0, 0: any free port */

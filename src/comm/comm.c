@@ -229,6 +229,9 @@ static int init_group(gpubridge_comm *comm, const struct gpubridge_comm_config *
     group->codec = comm->settings.compression;
     group->codec_min_bytes = comm->settings.compression_min_bytes;
     group->codec_spreads = comm->settings.compression_gather;
+    group->codec_skips = comm->settings.compression_dtypes == GB_COMPRESSION_F32    ? GB_SKIP_HALF
+                         : comm->settings.compression_dtypes == GB_COMPRESSION_HALF ? GB_SKIP_F32
+                                                                                    : GB_SKIP_NONE;
     group->depth = DEPTH;
     group->name = strdup(config->name);
     group->links = calloc(n, sizeof *group->links);

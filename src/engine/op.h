@@ -125,7 +125,8 @@ struct gb_group {
     uint64_t flat_bytes;
     int32_t codec; /* enum gb_codec of messages between islands */
     uint64_t codec_min_bytes;
-    int codec_spreads; /* ALL_GATHER and BROADCAST too */
+    int codec_spreads;   /* ALL_GATHER and BROADCAST too */
+    uint8_t codec_skips; /* enum gb_codec_skips */
     uint32_t depth;
     int64_t timeout_ns; /* [S] */
 

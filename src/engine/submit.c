@@ -236,13 +236,14 @@ static uint64_t chunk_bytes(const struct gb_group *group, int staged_somewhere, 
     return chunk;
 }
 
-/* An operation that names its codec is compressed whatever its size and kind. */
+/* An operation that names its codec is compressed whatever its size, kind and dtype. */
 static int choose_codec(const struct gpubridge_op *d, struct gb_plan_spec *spec)
 {
     if (d->codec == GPUBRIDGE_CODEC_DEFAULT) return 0;
     spec->codec = d->codec - GPUBRIDGE_CODEC_NONE;
     spec->codec_min_bytes = 0;
     spec->codec_spreads = 1;
+    spec->codec_skips = GB_SKIP_NONE;
     if (spec->codec != GB_CODEC_NONE && !gb_spec_can_compress(spec))
         return GB_FAIL(GPUBRIDGE_ERR_UNSUPPORTED,
                        "%s of %s cannot be compressed (%s): codecs apply to sums of f16, bf16 and f32, and to "
@@ -275,6 +276,7 @@ static int prepare(struct gb_op *op, const struct gpubridge_op *d)
                                     .codec = group->codec,
                                     .codec_min_bytes = group->codec_min_bytes,
                                     .codec_spreads = (uint8_t)group->codec_spreads,
+                                    .codec_skips = group->codec_skips,
                                     .depth = group->depth};
         GB_TRY(choose_codec(d, &spec));
         if (!is_rooted(d->kind)) spec.root = 0;

@@ -33,6 +33,9 @@ struct gb_topo {
     const uint8_t *staged; /* [nranks] 1: buffers are device memory */
 };
 
+/* Dtypes that cross as they are although a codec could apply. */
+enum gb_codec_skips { GB_SKIP_NONE, GB_SKIP_HALF, GB_SKIP_F32 };
+
 struct gb_plan_spec {
     int32_t op, dtype, reduce_op; /* enums of gpubridge.h; not SEND / RECV, which need no plan */
     uint32_t root;
@@ -47,6 +50,7 @@ struct gb_plan_spec {
     int32_t codec; /* enum gb_codec */
     uint64_t codec_min_bytes;
     uint8_t codec_spreads; /* ALL_GATHER and BROADCAST too */
+    uint8_t codec_skips;   /* enum gb_codec_skips */
 };
 
 enum gb_buf { GB_BUF_IN, GB_BUF_OUT, GB_BUF_DEV, GB_BUF_HOST };

@@ -150,6 +150,7 @@ int gb_spec_codec(const struct gb_topo *topo, const struct gb_plan_spec *spec)
 {
     if (spec->codec == GB_CODEC_NONE || topo->nislands < 2 || !gb_spec_can_compress(spec)) return GB_CODEC_NONE;
     if (!gb_spec_reduces(spec) && !spec->codec_spreads) return GB_CODEC_NONE;
+    if (spec->codec_skips == (spec->dtype == GPUBRIDGE_F32 ? GB_SKIP_F32 : GB_SKIP_HALF)) return GB_CODEC_NONE;
     int has_blocks = spec->op == GPUBRIDGE_ALL_GATHER || spec->op == GPUBRIDGE_REDUCE_SCATTER;
     uint64_t elements = has_blocks ? sum(spec->counts, topo->nranks, spec->count) : spec->count;
     return elements * gb_dtype_bytes(spec->dtype) < spec->codec_min_bytes ? GB_CODEC_NONE : spec->codec;

@@ -398,6 +398,19 @@ static void disagreeing(struct rank *rank)
     gpubridge_context_destroy(rank->context);
 }
 
+/* So does another setting, when the group is made. */
+static void other_settings(struct rank *rank)
+{
+    rank->settings = rank->rank ? "GPUBRIDGE_COMPRESSION=fp8\n" : "GPUBRIDGE_COMPRESSION=mxfp4\n";
+    rank_open(rank);
+    gpubridge_comm *comm = NULL;
+    int rc = rank_try_comm(rank, "other", NULL, 0, &comm);
+    const char *text = gpubridge_last_error();
+    EXPECT(rc == GPUBRIDGE_ERR_MISMATCH, "%d", rc);
+    EXPECT(strstr(text, "GPUBRIDGE_COMPRESSION is") && strstr(text, "fp8") && strstr(text, "mxfp4"), "%s", text);
+    gpubridge_context_destroy(rank->context);
+}
+
 int main(int argc, char **argv)
 {
     int failed = 0;
@@ -417,6 +430,7 @@ int main(int argc, char **argv)
     }
     layout = &layouts[2];
     if (!emulated) failed += ranks_run(layout->size, layout->islands, NULL, 60, disagreeing, "disagreeing");
+    if (!emulated) failed += ranks_run(layout->size, layout->islands, NULL, 60, other_settings, "other settings");
     printf("%s\n", failed ? "FAILED" : "ok");
     return failed != 0;
 }

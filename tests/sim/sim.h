@@ -43,7 +43,7 @@ struct sim_group {
     uint32_t depth[SIM_MAX_RANKS]; /* a rank's own affair */
     uint64_t chunk_bytes, flat_bytes, codec_min_bytes;
     int32_t codec; /* enum gb_codec */
-    uint8_t codec_spreads;
+    uint8_t codec_spreads, codec_skips;
     uint32_t nops, ops[SIM_MAX_OPS]; /* in the order in which every member submits them */
 };
 

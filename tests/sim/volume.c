@@ -39,6 +39,8 @@ static int codec_of(const struct sizes *z)
     int spreads = s->op == GPUBRIDGE_ALL_GATHER || s->op == GPUBRIDGE_BROADCAST;
     int reduces = s->op == GPUBRIDGE_ALL_REDUCE || s->op == GPUBRIDGE_REDUCE_SCATTER || s->op == GPUBRIDGE_REDUCE;
     if (s->dtype != GPUBRIDGE_F32 && s->dtype != GPUBRIDGE_F16 && s->dtype != GPUBRIDGE_BF16) return GB_CODEC_NONE;
+    if (s->codec_skips == GB_SKIP_F32 && s->dtype == GPUBRIDGE_F32) return GB_CODEC_NONE;
+    if (s->codec_skips == GB_SKIP_HALF && s->dtype != GPUBRIDGE_F32) return GB_CODEC_NONE;
     if (z->t->nislands < 2 || (!reduces && !(spreads && s->codec_spreads))) return GB_CODEC_NONE;
     if (reduces && s->reduce_op != GPUBRIDGE_SUM && s->reduce_op != GPUBRIDGE_AVG &&
         s->reduce_op != GPUBRIDGE_PREMUL_SUM)

@@ -93,6 +93,7 @@ static int make_group(struct sim_world *w, uint32_t index)
     if (sim_below(&w->rng, 2)) g->codec = (int32_t)sim_below(&w->rng, GB_CODEC_COUNT);
     g->codec_min_bytes = sim_below(&w->rng, 2) ? 4096 : 0;
     g->codec_spreads = sim_below(&w->rng, 2) != 0;
+    if (sim_below(&w->rng, 3) == 0) g->codec_skips = (uint8_t)sim_below(&w->rng, 3);
     return gb_topo_create(nranks, keys, vendor, staged, &g->topo) ? sim_fail(w, "topo: %s", gb_err_text()) : 0;
 }
 
@@ -151,6 +152,7 @@ static void choose_op(struct sim_world *w, uint32_t index)
     s->codec = g->codec;
     s->codec_min_bytes = g->codec_min_bytes;
     s->codec_spreads = g->codec_spreads;
+    s->codec_skips = g->codec_skips;
     if (s->codec != GB_CODEC_NONE && sim_below(&w->rng, 2)) { /* what codecs are for */
         s->dtype = sim_below(&w->rng, 2) ? GPUBRIDGE_F32 : sim_below(&w->rng, 2) ? GPUBRIDGE_BF16 : GPUBRIDGE_F16;
         s->reduce_op = sim_below(&w->rng, 2)   ? GPUBRIDGE_SUM

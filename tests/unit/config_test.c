@@ -257,6 +257,7 @@ static void test_longest_agreed_text_fits(void **state)
     s.chunk_bytes = s.compression_min_bytes = s.flat_bytes = UINT64_MAX - 1;
     s.lanes = UINT32_MAX;
     s.compression = GB_COMPRESSION_FP8_E5M2;
+    s.compression_dtypes = GB_COMPRESSION_HALF;
     gb_settings_agreed_text(&s, text);
     assert_true(strlen(text) < GB_SETTINGS_AGREED_BYTES - 1);
     assert_non_null(strstr(text, "self_test=on"));

@@ -234,6 +234,10 @@ static void test_where_codecs_apply(void **state)
     assert_int_equal(gb_spec_codec(t, &o), GB_CODEC_NONE);
     o = s, o.dtype = GPUBRIDGE_F64;
     assert_int_equal(gb_spec_codec(t, &o), GB_CODEC_NONE);
+    o = s, o.codec_skips = GB_SKIP_HALF;
+    assert_int_equal(gb_spec_codec(t, &o), GB_CODEC_NONE); /* bf16 */
+    o.codec_skips = GB_SKIP_F32;
+    assert_int_equal(gb_spec_codec(t, &o), GB_CODEC_FP8_E4M3);
     o = s, o.op = GPUBRIDGE_ALL_GATHER;
     assert_int_equal(gb_spec_codec(t, &o), GB_CODEC_NONE);
     o.codec_spreads = 1;

@@ -20,6 +20,7 @@ GROUP_SETTINGS = frozenset(
         "FLAT_BYTES",
         "COMPRESSION",
         "COMPRESSION_MIN_BYTES",
+        "COMPRESSION_DTYPES",
         "COMPRESSION_GATHER",
         "SELF_TEST",
     )
