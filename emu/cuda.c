@@ -18,6 +18,7 @@ const struct emu_vendor emu_vendor = {
     .nccl_version = 22809,
     .driver_version = 13000,
     .pci_bus_base = 0x10,
+    .wave = 32,
 };
 
 /* Every entry point begins with one of these. */
@@ -81,7 +82,7 @@ EMU_API int cuDeviceGetName(char *name, int size, int device)
 {
     ENTER();
     if (!emu_dev_at(device)) return EMU_BAD_DEVICE;
-    snprintf(name, (size_t)size, "%s (%s)", emu_vendor.device_name, emu_conf()->arch);
+    snprintf(name, (size_t)size, "%s (%s)", emu_conf()->device_name, emu_conf()->arch);
     return EMU_OK;
 }
 
@@ -99,7 +100,6 @@ static const struct {
 } attributes[] = {
     {1, 1024}, /* threads per block */
     {10, 32},  /* warp size */
-    {16, 4},   /* multiprocessors */
     {41, 1},   /* unified addressing */
     {91, 1},   /* host pointer usable for registered memory */
     {92, 1},   /* stream memory operations */
@@ -116,6 +116,7 @@ EMU_API int cuDeviceGetAttribute(int *value, int attribute, int device)
     sscanf(emu_conf()->arch, "sm_%d", &capability);
     *value = 0;
     if (attribute == 33) *value = emu_vendor.pci_bus_base + device;
+    if (attribute == 16) *value = emu_conf()->multiprocessors;
     if (attribute == 75) *value = capability / 10;
     if (attribute == 76) *value = capability % 10;
     for (size_t i = 0; i < sizeof attributes / sizeof attributes[0]; i++)

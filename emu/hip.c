@@ -7,6 +7,11 @@
 #include <stdio.h>
 #include <string.h>
 
+/* 5: a library of ROCm 5, whose exports differ. */
+#ifndef GBEMU_ROCM
+#define GBEMU_ROCM 7
+#endif
+
 const struct emu_vendor emu_vendor = {
     .name = "hip",
     .arch = "gfx942:sramecc+:xnack-",
@@ -16,6 +21,7 @@ const struct emu_vendor emu_vendor = {
     .nccl_version = 22703,
     .driver_version = 70100000,
     .pci_bus_base = 0x40,
+    .wave = 64,
 };
 
 /* hipGetLastError: the calling thread's last failure, kept until it is read. */
@@ -97,8 +103,6 @@ static const struct {
     int attribute, value;
 } attributes[] = {
     {4, 1},     /* host pointer usable for registered memory */
-    {63, 4},    /* multiprocessors */
-    {87, 64},   /* wave size */
     {90, 1},    /* host register */
     {10013, 1}, /* wait-value */
 };
@@ -108,6 +112,8 @@ EMU_API int hipDeviceGetAttribute(int *value, int attribute, int device)
     ENTER();
     if (!emu_dev_at(device)) return keep(EMU_BAD_DEVICE);
     *value = attribute == 67 ? emu_vendor.pci_bus_base + device : 0;
+    if (attribute == 63) *value = emu_conf()->multiprocessors;
+    if (attribute == 87) *value = emu_conf()->wave;
     for (size_t i = 0; i < sizeof attributes / sizeof attributes[0]; i++)
         if (attributes[i].attribute == attribute) *value = attributes[i].value;
     return EMU_OK;
@@ -117,7 +123,7 @@ EMU_API int hipDeviceGetName(char *name, int size, int device)
 {
     ENTER();
     if (!emu_dev_at(device)) return keep(EMU_BAD_DEVICE);
-    snprintf(name, (size_t)size, "%s", emu_vendor.device_name);
+    snprintf(name, (size_t)size, "%s", emu_conf()->device_name);
     return EMU_OK;
 }
 
@@ -137,6 +143,7 @@ EMU_API int hipDeviceGetUuid(unsigned char *out, int device)
     return EMU_OK;
 }
 
+#if GBEMU_ROCM >= 6
 static void put_int(unsigned char *at, int value)
 {
     memcpy(at, &value, sizeof value);
@@ -149,15 +156,16 @@ EMU_API int hipGetDevicePropertiesR0600(unsigned char *out, int device)
     if (!emu_dev_at(device)) return keep(EMU_BAD_DEVICE);
     size_t total = (size_t)16 << 30;
     memset(out, 0, 1472);
-    snprintf((char *)out, 256, "%s", emu_vendor.device_name);
+    snprintf((char *)out, 256, "%s", emu_conf()->device_name);
     emu_dev_uuid(device, out + 256);
     memcpy(out + 288, &total, sizeof total);
-    put_int(out + 308, 64);   /* wave size */
+    put_int(out + 308, emu_conf()->wave);
     put_int(out + 320, 1024); /* threads per block */
-    put_int(out + 388, 4);    /* multiprocessors */
+    put_int(out + 388, emu_conf()->multiprocessors);
     snprintf((char *)out + 1160, 256, "%s", emu_conf()->arch);
     return EMU_OK;
 }
+#endif
 
 /* The unversioned name still fills the layout of ROCm 5: 792 bytes. */
 EMU_API int hipGetDeviceProperties(unsigned char *out, int device)
@@ -165,7 +173,7 @@ EMU_API int hipGetDeviceProperties(unsigned char *out, int device)
     ENTER();
     if (!emu_dev_at(device)) return keep(EMU_BAD_DEVICE);
     memset(out, 0, 792);
-    snprintf((char *)out, 256, "%s", emu_vendor.device_name);
+    snprintf((char *)out, 256, "%s", emu_conf()->device_name);
     snprintf((char *)out + 396, 256, "%s", emu_conf()->arch);
     return EMU_OK;
 }
@@ -286,9 +294,20 @@ EMU_API int hipPointerGetAttributes(struct pointer_attributes *out, const void *
     return EMU_OK;
 }
 
+/* Host memory that is neither mapped nor asked to be coherent may be coarse-grained: what a stream writes there is not
+ * sure to be seen after an event.  Nobody here waits for a whole stream instead, so such a copy is always a mistake. */
+static void police_grain(const void *dst)
+{
+    struct emu_mem_info info;
+    if (emu_mem_query(dst, &info) && info.kind == EMU_MEM_PINNED && !(info.flags & (2u | 0x40000000u)))
+        emu_complain("%p is coarse-grained host memory (hipHostMalloc flags %x): an event does not make it visible",
+                     dst, info.flags);
+}
+
 EMU_API int hipMemcpyAsync(void *dst, const void *src, size_t size, int kind, void *stream)
 {
     ENTER_STREAM(stream);
+    police_grain(dst);
     return leave(s, kind < 0 || kind > 4 ? EMU_INVALID : emu_copy(s, dst, src, size));
 }
 

@@ -422,8 +422,10 @@ static int check_call(comm_t c, struct nccl_call *k)
     if (!nccl_dtype_bytes(k->dtype)) return nccl_error(NCCL_INVALID_ARGUMENT, "dtype %d", k->dtype);
     if (k->root < 0 || k->root >= c->nranks)
         return nccl_error(NCCL_INVALID_ARGUMENT, "rank %d of %d", k->root, c->nranks);
-    if (reduces && !nccl_can_reduce(k->dtype))
+    if (reduces && !nccl_can_reduce(k->dtype)) {
+        emu_complain("a sum of 8-bit floats: gfx94x reads these bytes as FNUZ, everybody else as OCP");
         return nccl_error(NCCL_INVALID_ARGUMENT, "8-bit floats are moved, not reduced, here");
+    }
     if (k->op < 0 || k->op >= NCCL_BUILTIN_OPS + NCCL_DYN_OPS) return nccl_error(NCCL_INVALID_ARGUMENT, "op %d", k->op);
     if (k->op >= NCCL_BUILTIN_OPS) {
         pthread_mutex_lock(&c->mu);

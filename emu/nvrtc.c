@@ -90,13 +90,19 @@ EMU_API int nvrtcGetProgramLog(void *program, char *out)
     return emu_rtc_read(program, EMU_RTC_LOG, out);
 }
 
-static const int archs[] = {75, 80, 86, 87, 88, 89, 90, 100, 103, 110, 120, 121};
+/* CUDA 13 dropped those before 75; CUDA 12 does not know the newest. */
+static const int archs[] = {50, 52, 53, 60, 61, 62, 70, 72, 75, 80, 86, 87, 88, 89, 90, 100, 103, 110, 120, 121};
+
+static int first_arch(void)
+{
+    return emu_conf()->driver_version >= 13000 ? 8 : 0;
+}
 
 bool emu_arch_known(const char *arch)
 {
     int n = 0;
     if (sscanf(arch, "sm_%d", &n) != 1 && sscanf(arch, "compute_%d", &n) != 1) return false;
-    for (size_t i = 0; i < sizeof archs / sizeof archs[0]; i++)
+    for (size_t i = (size_t)first_arch(); i < sizeof archs / sizeof archs[0]; i++)
         if (archs[i] == n) return true;
     return false;
 }
@@ -104,13 +110,13 @@ bool emu_arch_known(const char *arch)
 EMU_API int nvrtcGetNumSupportedArchs(int *count)
 {
     ENTER();
-    *count = sizeof archs / sizeof archs[0];
+    *count = (int)(sizeof archs / sizeof archs[0]) - first_arch();
     return 0;
 }
 
 EMU_API int nvrtcGetSupportedArchs(int *out)
 {
     ENTER();
-    memcpy(out, archs, sizeof archs);
+    memcpy(out, archs + first_arch(), sizeof archs - (size_t)first_arch() * sizeof archs[0]);
     return 0;
 }

@@ -74,6 +74,54 @@ static void read_rtc(void)
         fprintf(stderr, "gbemu[%s]: GBEMU_RTC=%s: want auto, twin or gcc\n", emu_vendor.name, text);
 }
 
+/* What a model of GPU, with a driver of its time, answers.  Figures of public data sheets and release notes. */
+struct profile {
+    const char *name, *vendor, *arch;
+    int driver_version, nccl_version, multiprocessors, hw_queues;
+};
+
+static const struct profile profiles[] = {
+    {"V100", "cuda", "sm_70", 12080, 22602, 80, 8},
+    {"A100", "cuda", "sm_80", 12080, 22602, 108, 8},
+    {"H200", "cuda", "sm_90", 13000, 22809, 132, 8},
+    {"MI50", "hip", "gfx906:sramecc+:xnack-", 50731921, 21701, 60, 4},
+    {"MI210", "hip", "gfx90a:sramecc+:xnack-", 60241133, 22005, 104, 4},
+    {"MI300X", "hip", "gfx942:sramecc+:xnack-", 70151831, 22707, 304, 4},
+};
+
+/* The name of GBEMU_PROFILE that is for this process: one for all, or a comma list by LOCAL_RANK. */
+static const struct profile *find_profile(void)
+{
+    const char *at = getenv("GBEMU_PROFILE");
+    if (!at || !*at) return NULL;
+    for (long i = strchr(at, ',') ? env_long("LOCAL_RANK", 0) : 0; i > 0 && strchr(at, ','); i--)
+        at = strchr(at, ',') + 1;
+    const size_t n = strcspn(at, ",");
+    for (size_t i = 0; i < sizeof profiles / sizeof *profiles; i++)
+        if (strlen(profiles[i].name) == n && !strncmp(at, profiles[i].name, n))
+            return strcmp(profiles[i].vendor, emu_vendor.name) == 0 ? &profiles[i] : NULL;
+    fprintf(stderr, "gbemu[%s]: GBEMU_PROFILE=%s: there is V100, A100, H200, MI50, MI210, MI300X\n", emu_vendor.name,
+            at);
+    return NULL;
+}
+
+static void read_model(void)
+{
+    const struct profile *p = find_profile();
+    const char *arch = getenv("GBEMU_ARCH");
+    conf.nccl_version = (int)env_long("GBEMU_NCCL_VERSION", p ? p->nccl_version : emu_vendor.nccl_version);
+    conf.driver_version = (int)env_long("GBEMU_DRIVER_VERSION", p ? p->driver_version : emu_vendor.driver_version);
+    conf.multiprocessors = p ? p->multiprocessors : 4;
+    conf.wave = emu_vendor.wave;
+    conf.hw_queues = (int)env_long("GBEMU_HW_QUEUES", p ? p->hw_queues : 0);
+    if (conf.hw_queues < 0 || conf.hw_queues > EMU_MAX_HW_QUEUES) conf.hw_queues = EMU_MAX_HW_QUEUES;
+    snprintf(conf.arch, sizeof conf.arch, "%s", arch && *arch ? arch : p ? p->arch : emu_vendor.arch);
+    if (p)
+        snprintf(conf.device_name, sizeof conf.device_name, "Emulated %s", p->name);
+    else
+        snprintf(conf.device_name, sizeof conf.device_name, "%s", emu_vendor.device_name);
+}
+
 static void read_conf(void)
 {
     /* Ranks of one job share the environment: their rank makes their delays differ. */
@@ -92,12 +140,9 @@ static void read_conf(void)
     conf.leaks = env_long("GBEMU_LEAKS", 0) != 0;
     conf.capturing = env_long("GBEMU_CAPTURING", 0) != 0;
     conf.quarantine_bytes = (size_t)env_long("GBEMU_QUARANTINE_MB", 64) << 20;
-    conf.nccl_version = (int)env_long("GBEMU_NCCL_VERSION", emu_vendor.nccl_version);
-    conf.driver_version = (int)env_long("GBEMU_DRIVER_VERSION", emu_vendor.driver_version);
+    read_model();
     const char *loading = getenv("CUDA_MODULE_LOADING");
     conf.eager = loading && !strcmp(loading, "EAGER");
-    const char *arch = getenv("GBEMU_ARCH");
-    snprintf(conf.arch, sizeof conf.arch, "%s", arch && *arch ? arch : emu_vendor.arch);
     read_rtc();
     read_faults("GBEMU_FAIL", false);
     read_faults("GBEMU_SLOW", true);

@@ -38,6 +38,8 @@ static void make_devices(void)
         devices[i].index = i;
         pthread_mutex_init(&devices[i].mu, NULL);
         pthread_cond_init(&devices[i].cv, NULL);
+        pthread_mutex_init(&devices[i].hw_mu, NULL);
+        pthread_cond_init(&devices[i].hw_cv, NULL);
     }
     pthread_atfork(NULL, NULL, after_fork);
     if (emu_conf()->leaks) atexit(report_leaks);

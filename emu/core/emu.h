@@ -47,6 +47,7 @@ struct emu_vendor {
     int nccl_version;        /* default of GBEMU_NCCL_VERSION */
     int driver_version;
     int pci_bus_base;
+    int wave;
 };
 extern const struct emu_vendor emu_vendor;
 
@@ -68,7 +69,11 @@ struct emu_conf {
     enum emu_rtc_mode rtc;
     int nccl_version;
     int driver_version;
+    int multiprocessors;
+    int wave;      /* threads of a warp or wave */
+    int hw_queues; /* streams share so many; 0: each has its own */
     char arch[64];
+    char device_name[64];
 };
 const struct emu_conf *emu_conf(void);
 /* The injected status of this call of `api` (GBEMU_FAIL), or 0; also sleeps what GBEMU_SLOW asks for. */
@@ -106,7 +111,16 @@ int emu_obj_count(enum emu_kind kind);
 
 /* ---- device.c: devices, contexts, the calling thread, the driver's lock ---- */
 struct emu_stream;
+/* Streams of one hardware queue: what was put in first runs first, whatever stream it is of. */
+#define EMU_MAX_HW_QUEUES 32
+struct emu_hw_queue {
+    uint64_t given, served; /* guarded by the device's hw_mu */
+};
 struct emu_dev {
+    pthread_mutex_t hw_mu;
+    pthread_cond_t hw_cv;
+    struct emu_hw_queue hw[EMU_MAX_HW_QUEUES];
+    unsigned nstreams; /* made so far; guarded by mu */
     int index;
     pthread_mutex_t mu;
     pthread_cond_t cv;
@@ -186,6 +200,7 @@ struct emu_stream {
     bool nonblocking;
     bool condemned; /* guarded by dev->mu */
     unsigned id;
+    struct emu_hw_queue *hw; /* NULL: its own */
     uint64_t rng;            /* worker only */
     struct emu_stream *next; /* guarded by dev->mu */
 };

@@ -10,7 +10,7 @@
 
 struct emu_op {
     struct emu_op *next;
-    uint64_t seq;
+    uint64_t seq, ticket; /* ticket: place in the hardware queue */
     emu_run_fn *run;
     void (*drop)(void *arg);
     const char *api;
@@ -37,6 +37,35 @@ static void finish_op(struct emu_stream *s, struct emu_op *op)
     pthread_cond_broadcast(&s->cv);
     pthread_mutex_unlock(&s->mu);
     free(op);
+}
+
+/* Ring of a hardware queue: the packets of all its streams, in the order in which they came. */
+static void take_ticket(struct emu_stream *s, struct emu_op *op)
+{
+    struct emu_dev *dev = s->obj.dev;
+    if (!s->hw) return;
+    pthread_mutex_lock(&dev->hw_mu);
+    op->ticket = s->hw->given++;
+    pthread_mutex_unlock(&dev->hw_mu);
+}
+
+static void await_ticket(struct emu_stream *s, const struct emu_op *op)
+{
+    struct emu_dev *dev = s->obj.dev;
+    if (!s->hw) return;
+    pthread_mutex_lock(&dev->hw_mu);
+    while (s->hw->served != op->ticket) pthread_cond_wait(&dev->hw_cv, &dev->hw_mu);
+    pthread_mutex_unlock(&dev->hw_mu);
+}
+
+static void serve_next(struct emu_stream *s)
+{
+    struct emu_dev *dev = s->obj.dev;
+    if (!s->hw) return;
+    pthread_mutex_lock(&dev->hw_mu);
+    s->hw->served++;
+    pthread_cond_broadcast(&dev->hw_cv);
+    pthread_mutex_unlock(&dev->hw_mu);
 }
 
 static struct emu_op *next_op(struct emu_stream *s)
@@ -72,9 +101,11 @@ static void *worker(void *arg)
     prctl(PR_SET_TIMERSLACK, 1000UL);
     struct emu_op *op;
     while ((op = next_op(s)) != NULL) {
+        await_ticket(s, op);
         if (delay && (emu_rand(&s->rng) & 3) == 0) emu_sleep_us((unsigned)(emu_rand(&s->rng) % (delay + 1)));
         if (!atomic_load(&s->obj.dev->sticky)) op->run(s, op->api, op->arg);
         if (op->drop) op->drop(op->arg);
+        serve_next(s);
         finish_op(s, op);
     }
     unlink_stream(s);
@@ -97,6 +128,8 @@ int emu_stream_create(struct emu_dev *dev, unsigned flags, struct emu_stream **o
     pthread_mutex_lock(&dev->mu);
     s->next = dev->streams;
     dev->streams = s;
+    const unsigned queues = (unsigned)emu_conf()->hw_queues;
+    if (queues) s->hw = &dev->hw[dev->nstreams++ % queues];
     pthread_mutex_unlock(&dev->mu);
     pthread_t thread;
     pthread_attr_t attr;
@@ -218,6 +251,7 @@ static int push(struct emu_stream *s, struct emu_op *op, uint64_t *seq)
     op->seq = ++s->submitted;
     if (seq) *seq = op->seq;
     s->pending++;
+    take_ticket(s, op);
     *s->tail = op;
     s->tail = &op->next;
     pthread_cond_broadcast(&s->cv);

@@ -146,6 +146,12 @@ GPUBRIDGE_API void gpubridge_log_sink(void (*sink)(void *arg, int level, const c
 GPUBRIDGE_CHECKED int gpubridge_setting_info(int index, const char **name, const char **type, const char **value,
                                              const char **help);
 
+/* Tries on one device (enum gpubridge_device_kind, CUDA or HIP; ordinal) everything the library needs of it: driver,
+ * copies, events, compiler, kernels' values, collectives.  `report` gets JSON; 16 KiB are plenty.  GPUBRIDGE_ERR_DEVICE
+ * when a check failed: the report says which.  `settings`: "NAME=value\n...", may be NULL.  Takes seconds. */
+GPUBRIDGE_CHECKED int gpubridge_device_check(int kind, int index, const char *settings, char *report,
+                                             size_t capacity);
+
 /* ---- context ---- */
 
 struct gpubridge_context_config {

@@ -212,6 +212,7 @@ FUNCTIONS: list[tuple[str, Any, tuple[Any, ...]]] = [
     ("last_error", c_char_p, ()),
     ("log_sink", None, (CFUNCTYPE(None, c_void_p, c_int, c_char_p), c_void_p)),
     ("setting_info", c_int, (c_int, POINTER(c_char_p), POINTER(c_char_p), POINTER(c_char_p), POINTER(c_char_p))),
+    ("device_check", c_int, (c_int, c_int, c_char_p, c_char_p, c_size_t)),
     ("context_create", c_int, (POINTER(ContextConfig), POINTER(c_void_p))),
     ("context_destroy", None, (c_void_p,)),
     ("comm_hello", c_int, (c_void_p, POINTER(CommConfig), c_void_p, POINTER(c_size_t))),

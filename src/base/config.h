@@ -51,6 +51,7 @@ struct gb_settings {
     uint32_t workers;     /* 0: auto */
     uint64_t chunk_bytes; /* 0: auto */
     uint64_t flat_bytes;  /* GB_FLAT_BYTES_AUTO: auto; 0: never */
+    uint64_t host_bytes;  /* GB_FLAT_BYTES_AUTO: auto; 0: never */
     int32_t compression;  /* enum gb_compression */
     uint64_t compression_min_bytes;
     int32_t compression_dtypes; /* enum gb_compression_dtypes */
@@ -67,6 +68,7 @@ struct gb_settings {
     int32_t log;                /* enum gb_log_level */
     int64_t peer_timeout_ns;
     int64_t connect_timeout_ns;
+    char cache_dir[1024]; /* "": the user's; "off": none */
     char cuda_lib[1024], hip_lib[1024], nccl_lib[1024], rccl_lib[1024], verbs_lib[1024]; /* "": searched */
     char fault[256]; /* test only: specification of transport/fault.h */
 };

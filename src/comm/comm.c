@@ -13,6 +13,7 @@
 
 #define DEFAULT_TIMEOUT_NS (1800ll * 1000000000ll)
 #define DEPTH              8
+#define HOST_BYTES_AUTO    (1u << 20)
 
 _Static_assert((int)GB_COMPRESSION_NONE == GB_CODEC_NONE && (int)GB_COMPRESSION_FP8 == GB_CODEC_FP8_E4M3 &&
                    (int)GB_COMPRESSION_MXFP4 == GB_CODEC_MXFP4 &&
@@ -60,6 +61,7 @@ int gpubridge_comm_hello(gpubridge_context *context, const struct gpubridge_comm
                                     .name_hash = XXH3_64bits(config->name, strlen(config->name))};
     if (context->launcher) hello.flags |= GB_MEMBER_STAGED;
     if (context->emulated) hello.flags |= GB_MEMBER_EMULATED;
+    if (context->launcher && !gb_launcher_has_kernels(context->launcher)) hello.flags |= GB_MEMBER_NO_KERNELS;
     memcpy(hello.uuid, context->uuid.byte, sizeof hello.uuid);
     if (getrandom(&hello.birth, sizeof hello.birth, 0) != (ssize_t)sizeof hello.birth)
         return GB_FAIL(GPUBRIDGE_ERR_SYSTEM, "no random numbers from the system");
@@ -160,6 +162,14 @@ static int read_hellos(gpubridge_comm *comm, int32_t rank, int32_t size, const v
 
 /* ---- building ---- */
 
+/* `auto`.  Two copies and a sum on the CPU take less time than the driver calls of the pipeline and a kernel that waits
+ * for its turn on the GPU.  Larger ones inside vendor islands are the vendor library's. */
+static uint64_t host_bytes(const struct gb_settings *settings, const struct gb_topo *topo, uint64_t flat_bytes)
+{
+    if (settings->host_bytes != GB_FLAT_BYTES_AUTO) return settings->host_bytes;
+    return topo->nislands == topo->nranks ? HOST_BYTES_AUTO : flat_bytes;
+}
+
 static int make_topo(gpubridge_comm *comm)
 {
     uint32_t n = comm->group.size;
@@ -169,10 +179,14 @@ static int make_topo(gpubridge_comm *comm)
     for (uint32_t r = 0; !rc && r < n; r++) {
         keys[r] = comm->members[r].hello.island;
         staged[r] = comm->members[r].hello.flags & GB_MEMBER_STAGED ? 1 : 0;
+        comm->group.any_staged |= staged[r];
+        if (comm->members[r].hello.flags & GB_MEMBER_NO_KERNELS) comm->group.host_bytes = UINT64_MAX;
     }
     /* A device island moves data by its vendor library; so "vendor" and "staged" are the same list. */
     if (!rc) rc = gb_topo_create(n, keys, staged, staged, &comm->group.topo);
     if (!rc) rc = gb_topo_create(n, keys, staged + n, staged + n, &comm->group.host_topo);
+    if (!rc && comm->group.host_bytes != UINT64_MAX)
+        comm->group.host_bytes = host_bytes(&comm->settings, comm->group.topo, comm->group.flat_bytes);
     free(keys);
     free(staged);
     return rc;

@@ -37,6 +37,7 @@ static int open_launcher(gpubridge_context *context)
         return GB_FAIL(GPUBRIDGE_ERR_UNSUPPORTED,
                        "GPUBRIDGE_GATE=on, but streams of %s cannot wait for flags safely: use auto or off",
                        info->name);
+    gb_device_set_cache(context->device, context->settings.cache_dir);
     GB_TRY(gb_launcher_open(context->device, gate, wake, context->net, &context->launcher));
     gb_launcher_set_limit(context->launcher, context->settings.mem_bytes);
     return 0;

@@ -87,10 +87,17 @@ int gb_event_query(struct gb_device *device, void *event) GB_NODISCARD;
 
 /* ---- run-time compilation ---- */
 struct gb_module;
-/* Compiles header-free source for this device and loads it.  No contraction, denormals kept, correctly rounded
- * division. */
+/* Where compiled kernels are kept from process to process; `dir` must live as long as the device.  NULL or "": the
+ * user's cache folder, but nowhere for an emulated device, whose compiler costs nothing.  "off": nowhere. */
+void gb_device_set_cache(struct gb_device *device, const char *dir);
+/* Compiles header-free source for this device, or finds it compiled, and loads it.  No contraction, denormals kept,
+ * correctly rounded division. */
 int gb_module_build(struct gb_device *device, const char *source, struct gb_module **module) GB_NODISCARD;
 void gb_module_destroy(struct gb_device *device, struct gb_module *module);
+/* 1 when the image came from the cache. */
+int gb_module_was_cached(const struct gb_module *module);
+/* "NVRTC 13.0 (path)"; "none (why)" when there is no compiler. */
+size_t gb_module_compiler(struct gb_device *device, char *text, size_t capacity);
 int gb_module_kernel(struct gb_device *device, struct gb_module *module, const char *name, void **kernel) GB_NODISCARD;
 
 #endif

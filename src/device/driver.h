@@ -129,6 +129,7 @@ struct gb_device {
     int ordinal;   /* CUDA: CUdevice */
     int priority;  /* of our streams */
     void *scrap;
+    const char *cache_dir; /* of compiled kernels; NULL: the user's */
 };
 
 /* One row of a symbol table: where the address goes, and the exported name. */

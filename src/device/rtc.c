@@ -5,17 +5,20 @@
 #include "device/driver.h"
 
 #include "base/log.h"
+#include "device/cache.h"
 
 #include <stddef.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <xxhash.h>
 
 #define MAX_OPTIONS 12
 #define MAX_ARCHS   64
 
 struct gb_module {
     void *handle;
+    int was_cached;
 };
 
 #define ROW(slot, cuda, hip)          {offsetof(struct gb_device, rtc.slot), cuda, hip, 0}
@@ -101,7 +104,7 @@ static int fallback_arch(struct gb_device *device)
     return best;
 }
 
-static int read_code(struct gb_device *device, void *program, int as_ptx, char **image)
+static int read_code(struct gb_device *device, void *program, int as_ptx, char **image, size_t *size)
 {
     size_t bytes = 0;
     int rc = as_ptx ? device->rtc.ptx_size(program, &bytes) : device->rtc.code_size(program, &bytes);
@@ -114,46 +117,132 @@ static int read_code(struct gb_device *device, void *program, int as_ptx, char *
         return rtc_fail(device, rc, "reading the code");
     }
     *image = code;
+    *size = bytes;
     return 0;
 }
 
-static int compile(struct gb_device *device, void *program, char **image)
-{
+/* What the compiler is asked for. */
+struct request {
+    const char *source;
     char text[MAX_OPTIONS][96];
     const char *options[MAX_OPTIONS];
+    int count;
+    int as_ptx; /* the driver finishes it */
+};
+
+static void make_request(struct gb_device *device, const char *source, struct request *r)
+{
     int older = fallback_arch(device);
-    int count = device->vendor->rtc_options(device, text, MAX_OPTIONS);
+    r->source = source;
+    r->count = device->vendor->rtc_options(device, r->text, MAX_OPTIONS);
+    r->as_ptx = older != 0;
     if (older) {
-        snprintf(text[0], sizeof text[0], "--gpu-architecture=compute_%d", older);
+        snprintf(r->text[0], sizeof r->text[0], "--gpu-architecture=compute_%d", older);
         GB_INFO("%s does not know %s yet: kernels are compiled for %d and finished by the driver", device->rtc.dl.path,
                 device->info.arch, older);
     }
-    for (int i = 0; i < count; i++) options[i] = text[i];
-    int rc = device->rtc.compile(program, count, options);
-    return rc ? compile_fail(device, program, rc) : read_code(device, program, older != 0, image);
+    for (int i = 0; i < r->count; i++) r->options[i] = r->text[i];
+}
+
+/* Of everything that the image depends on. */
+static void request_key(struct gb_device *device, const struct request *r, uint8_t key[16])
+{
+    XXH3_state_t *state = XXH3_createState();
+    int facts[6] = {1 /* of this list and the file's layout */, device->info.kind, device->info.emulated, r->as_ptx};
+    XXH128_canonical_t canonical = {{0}};
+    memset(key, 0, 16);
+    if (!state) return;
+    (void)device->rtc.version(&facts[4], &facts[5]);
+    (void)XXH3_128bits_reset(state);
+    (void)XXH3_128bits_update(state, facts, sizeof facts);
+    (void)XXH3_128bits_update(state, device->info.arch, strlen(device->info.arch) + 1);
+    for (int i = 0; i < r->count; i++) (void)XXH3_128bits_update(state, r->text[i], strlen(r->text[i]) + 1);
+    (void)XXH3_128bits_update(state, r->source, strlen(r->source));
+    XXH128_canonicalFromHash(&canonical, XXH3_128bits_digest(state));
+    memcpy(key, canonical.digest, 16);
+    XXH3_freeState(state);
+}
+
+static int compile(struct gb_device *device, const struct request *r, char **image, size_t *bytes)
+{
+    void *program = NULL;
+    int rc = device->rtc.create(&program, r->source, device->vendor->module_name, 0, NULL, NULL);
+    if (rc) return rtc_fail(device, rc, "creating a program");
+    rc = device->rtc.compile(program, r->count, r->options);
+    rc = rc ? compile_fail(device, program, rc) : read_code(device, program, r->as_ptx, image, bytes);
+    (void)device->rtc.destroy(&program);
+    return rc;
+}
+
+static int load(struct gb_device *device, const char *image, struct gb_module **out)
+{
+    struct gb_module *module = calloc(1, sizeof *module);
+    if (!module) return GB_FAIL(GPUBRIDGE_ERR_NO_MEMORY, "no memory for a module");
+    int rc = device->module.load(&module->handle, image);
+    if (rc) {
+        free(module);
+        return gb_driver_fail(device, rc, "loading the kernels");
+    }
+    *out = module;
+    return 0;
+}
+
+static int load_cached(struct gb_device *device, struct gb_cache_entry *entry, struct gb_module **out)
+{
+    char *image = NULL;
+    size_t bytes = 0;
+    if (gb_cache_load(entry, &image, &bytes)) return GPUBRIDGE_AGAIN;
+    int rc = load(device, image, out);
+    free(image);
+    if (rc) GB_DEBUG("a cached image does not load (%s): the kernels are compiled again", gb_err_text());
+    if (!rc) (*out)->was_cached = 1;
+    return rc ? GPUBRIDGE_AGAIN : 0;
 }
 
 int gb_module_build(struct gb_device *device, const char *source, struct gb_module **out)
 {
-    void *program = NULL, *handle = NULL;
+    struct request request;
+    struct gb_cache_entry entry;
+    uint8_t key[16];
     char *image = NULL;
+    size_t bytes = 0;
     GB_TRY(gb_rtc_load(device));
-    int rc = device->rtc.create(&program, source, device->vendor->module_name, 0, NULL, NULL);
-    if (rc) return rtc_fail(device, rc, "creating a program");
-    rc = compile(device, program, &image);
-    (void)device->rtc.destroy(&program);
-    if (rc) return rc;
-    rc = device->module.load(&handle, image);
-    free(image);
-    if (rc) return gb_driver_fail(device, rc, "loading the kernels");
-    struct gb_module *module = calloc(1, sizeof *module);
-    if (!module) {
-        (void)device->module.unload(handle);
-        return GB_FAIL(GPUBRIDGE_ERR_NO_MEMORY, "no memory for a module");
+    make_request(device, source, &request);
+    request_key(device, &request, key);
+    const int is_named = device->cache_dir && *device->cache_dir;
+    gb_cache_entry_open(&entry, is_named || !device->info.emulated ? device->cache_dir : "off", key);
+    int rc = load_cached(device, &entry, out);
+    if (rc) {
+        rc = compile(device, &request, &image, &bytes);
+        if (!rc) rc = load(device, image, out);
+        if (!rc) gb_cache_store(&entry, image, bytes);
+        free(image);
     }
-    module->handle = handle;
-    *out = module;
-    return 0;
+    gb_cache_entry_close(&entry);
+    return rc;
+}
+
+int gb_module_was_cached(const struct gb_module *module)
+{
+    return module->was_cached;
+}
+
+void gb_device_set_cache(struct gb_device *device, const char *dir)
+{
+    device->cache_dir = dir;
+}
+
+size_t gb_module_compiler(struct gb_device *device, char *text, size_t capacity)
+{
+    int major = 0, minor = 0, n;
+    if (gb_rtc_load(device))
+        n = snprintf(text, capacity, "none (%s)", gb_err_text());
+    else {
+        (void)device->rtc.version(&major, &minor);
+        n = snprintf(text, capacity, "%s %d.%d (%s)", device->info.kind == GPUBRIDGE_DEVICE_CUDA ? "NVRTC" : "hipRTC",
+                     major, minor, device->rtc.dl.path);
+    }
+    return n > 0 ? (size_t)n : 0;
 }
 
 void gb_module_destroy(struct gb_device *device, struct gb_module *module)

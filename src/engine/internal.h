@@ -17,6 +17,8 @@ struct gb_notify {
     pthread_cond_t cond;
     uint64_t *ring;                 /* guarded by lock */
     uint32_t head, count, capacity; /* guarded by lock */
+    uint32_t urgent;                /* guarded by lock: of those in the ring, how many somebody waits for */
+    uint64_t first_ns;              /* guarded by lock: when the ring was last empty no more */
     int stopped;                    /* guarded by lock */
 };
 
@@ -57,6 +59,17 @@ void gb_group_start_heads(struct gb_group *group);
 /* submit.c */
 void gb_op_free_scratch(struct gb_op *op);
 
+/* shadow.c */
+int gb_shadow_wanted(const struct gb_group *group, const struct gpubridge_op *desc); /* any thread */
+int gb_shadow_prepare(struct gb_op *op, uint64_t in, uint64_t out) GB_NODISCARD;     /* submitting thread */
+/* May the steps of the plan start?  From then on, 1 once. */
+int gb_shadow_begins(struct gb_op *op);
+/* After each change of `op`: lets the result, or after a failure NaN, through to the device. */
+void gb_shadow_settle(struct gb_op *op);
+int gb_shadow_is_small(const struct gb_op *op); /* the engine role adds by itself */
+int gb_shadow_is_tiny(const struct gb_op *op);  /* two thread switches are a good part of its time */
+void gb_shadow_free(struct gb_op *op);
+
 /* p2p.c */
 void gb_p2p_admit(struct gb_op *op);
 void gb_p2p_unexpected(struct gb_group *group, int32_t peer, const struct gb_net_event *event);
@@ -67,7 +80,7 @@ void gb_p2p_forget(struct gb_group *group);
 /* engine.c */
 struct gb_group *gb_engine_find_group(struct gb_engine *engine, uint64_t id);
 void gb_engine_push(struct gb_engine *engine, struct gb_op *op, int run); /* any thread */
-void gb_notify_push(struct gb_notify *notify, uint64_t user);
+void gb_notify_push(struct gb_notify *notify, uint64_t user, int is_urgent);
 
 /* xplan.c (any thread) */
 int gb_xplan_get(struct gb_group *group, const struct gb_topo *topo, const struct gb_plan_spec *spec,

@@ -6,7 +6,8 @@
  * A *job* is the launcher's view of an operation.  Cursors walk its device steps; a step is *issued* when its work and
  * its waits are put into the stream of its queue.
  *
- * Fields marked [L] belong to the launcher thread, [G] are guarded by launcher->lock.
+ * Fields marked [L] are guarded by launcher->issuing, which the launcher thread holds while it works and a submitting
+ * thread while it issues an operation of its own; [G] by launcher->lock, which is taken second.
  */
 #ifndef GB_ENGINE_LAUNCH_H
 #define GB_ENGINE_LAUNCH_H
@@ -87,6 +88,7 @@ struct gb_launcher {
     struct gb_module *module;
     void *reduce, *poison; /* kernels */
     pthread_t thread;
+    pthread_mutex_t issuing;
     pthread_mutex_t lock;
     pthread_cond_t cond;
     struct gb_command *commands, **commands_tail; /* [G] */
@@ -101,7 +103,7 @@ struct gb_launcher {
     uint32_t parts_capacity;
     _Atomic uint32_t kicks;
     _Atomic int sleeping;
-    int stopping, opened, open_status; /* [G] */
+    int stopping, opened, open_status, has_kernels; /* [G]; the last one constant once opened */
     char open_text[512];
 };
 

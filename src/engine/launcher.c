@@ -4,6 +4,7 @@
 #include "engine/launch.h"
 
 #include "base/clock.h"
+#include "base/log.h"
 #include "codec/kernels.h"
 
 #include <errno.h>
@@ -11,9 +12,11 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/prctl.h>
 #include <time.h>
 
 #define CHECK_NS 100000000 /* between looks for a failed device while jobs are in the streams */
+#define IDLE_NS  900000000 /* between such looks while nothing is known to be in them */
 #define SPINS    50        /* passes without a pause while events are pending */
 #define PAUSE_NS 20000
 
@@ -32,8 +35,10 @@ static int warm_up(struct gb_launcher *launcher)
     void *word = (void *)set->retired, *reduce[] = {&args}, *poison[] = {&scrap, &none, &word};
     void *const stream = set->stream[QUEUE_IN];
     GB_TRY(gb_launch_event_get(launcher, &event));
-    GB_TRY(gb_stream_launch(device, stream, launcher->reduce, 1, 32, reduce));
-    GB_TRY(gb_stream_launch(device, stream, launcher->poison, 1, 32, poison));
+    if (launcher->has_kernels) {
+        GB_TRY(gb_stream_launch(device, stream, launcher->reduce, 1, 32, reduce));
+        GB_TRY(gb_stream_launch(device, stream, launcher->poison, 1, 32, poison));
+    }
     GB_TRY(gb_stream_copy(device, word, scrap, sizeof(uint32_t), stream));
     GB_TRY(gb_stream_copy(device, scrap, word, sizeof(uint32_t), stream));
     if (launcher->gated) {
@@ -50,12 +55,19 @@ static int warm_up(struct gb_launcher *launcher)
     return rc;
 }
 
+static int load_kernels(struct gb_launcher *launcher)
+{
+    GB_TRY(gb_module_build(launcher->device, gb_kernels_source, &launcher->module));
+    GB_TRY(gb_module_kernel(launcher->device, launcher->module, "gb_reduce", &launcher->reduce));
+    return gb_module_kernel(launcher->device, launcher->module, "gb_poison", &launcher->poison);
+}
+
 static int open_device(struct gb_launcher *launcher)
 {
     GB_TRY(gb_device_bind(launcher->device));
-    GB_TRY(gb_module_build(launcher->device, gb_kernels_source, &launcher->module));
-    GB_TRY(gb_module_kernel(launcher->device, launcher->module, "gb_reduce", &launcher->reduce));
-    GB_TRY(gb_module_kernel(launcher->device, launcher->module, "gb_poison", &launcher->poison));
+    launcher->has_kernels = load_kernels(launcher) == 0;
+    if (!launcher->has_kernels)
+        GB_WARN("sums are made in host memory, far slower, since the kernels could not be compiled: %s", gb_err_text());
     return warm_up(launcher);
 }
 
@@ -163,48 +175,49 @@ static void pause_ns(long ns)
     (void)nanosleep(&ts, NULL);
 }
 
-/* Sleeps until a command, a kick, or the time to look at the device; lock held. */
+/* Sleeps until a command, a kick, or the time to look at the device (submitting threads issue without a word to this
+ * one, so now and then also when it knows of nothing); lock held. */
 static void sleep_locked(struct gb_launcher *launcher, uint32_t kicks)
 {
     struct timespec until;
     clock_gettime(CLOCK_MONOTONIC, &until);
-    until.tv_nsec += CHECK_NS;
+    until.tv_nsec += has_issued(launcher) ? CHECK_NS : IDLE_NS;
     until.tv_sec += until.tv_nsec / 1000000000;
     until.tv_nsec %= 1000000000;
     atomic_store(&launcher->sleeping, 1);
-    while (!launcher->commands && !launcher->stopping && atomic_load(&launcher->kicks) == kicks) {
-        if (!has_issued(launcher))
-            pthread_cond_wait(&launcher->cond, &launcher->lock);
-        else if (pthread_cond_timedwait(&launcher->cond, &launcher->lock, &until) == ETIMEDOUT)
-            break;
-    }
+    while (!launcher->commands && !launcher->stopping && atomic_load(&launcher->kicks) == kicks)
+        if (pthread_cond_timedwait(&launcher->cond, &launcher->lock, &until) == ETIMEDOUT) break;
     atomic_store(&launcher->sleeping, 0);
 }
 
 static void run(struct gb_launcher *launcher)
 {
     uint64_t checked = gb_now_ns();
-    int idle = 0;
-    pthread_mutex_lock(&launcher->lock);
-    while (!launcher->stopping || launcher->commands) {
+    int idle = 0, stopping = 0;
+    while (!stopping) {
+        pthread_mutex_lock(&launcher->issuing);
+        pthread_mutex_lock(&launcher->lock);
         uint32_t kicks = atomic_load(&launcher->kicks);
         int polling, found = take_commands(launcher), check = gb_now_ns() - checked >= CHECK_NS;
         if (check) checked = gb_now_ns();
         uint32_t count = pin_jobs(launcher, check);
         pthread_mutex_unlock(&launcher->lock);
         found |= pass(launcher, count, check, &polling);
-        idle = found ? 0 : idle + 1;
-        if (polling && idle > SPINS) pause_ns(PAUSE_NS);
         pthread_mutex_lock(&launcher->lock);
         unpin_jobs(launcher, count);
+        pthread_mutex_unlock(&launcher->issuing);
         if (!found && !polling) sleep_locked(launcher, kicks);
+        stopping = launcher->stopping && !launcher->commands;
+        pthread_mutex_unlock(&launcher->lock);
+        idle = found ? 0 : idle + 1;
+        if (polling && idle > SPINS) pause_ns(PAUSE_NS);
     }
-    pthread_mutex_unlock(&launcher->lock);
 }
 
 static void *thread_main(void *arg)
 {
     struct gb_launcher *launcher = arg;
+    (void)prctl(PR_SET_TIMERSLACK, 1000ul); /* the default makes 70 us of a pause of 20 */
     int rc = open_device(launcher);
     pthread_mutex_lock(&launcher->lock);
     launcher->opened = 1;
@@ -233,6 +246,7 @@ static void launcher_free(struct gb_launcher *launcher)
     }
     pthread_cond_destroy(&launcher->cond);
     pthread_mutex_destroy(&launcher->lock);
+    pthread_mutex_destroy(&launcher->issuing);
     free(launcher->active);
     free(launcher->parts);
     free(launcher);
@@ -246,6 +260,7 @@ static void init_sync(struct gb_launcher *launcher)
     pthread_cond_init(&launcher->cond, &attr);
     pthread_condattr_destroy(&attr);
     pthread_mutex_init(&launcher->lock, NULL);
+    pthread_mutex_init(&launcher->issuing, NULL);
 }
 
 int gb_launcher_open(struct gb_device *device, int gate, void (*wake)(void *), void *wake_arg, struct gb_launcher **out)
@@ -321,6 +336,60 @@ void gb_launcher_start(struct gb_launcher *launcher, struct gb_dev_op *op)
     pthread_mutex_lock(&launcher->lock);
     push_command(launcher, (struct gb_command){.job = job});
     pthread_mutex_unlock(&launcher->lock);
+}
+
+int gb_launcher_claim(struct gb_launcher *launcher, struct gb_dev_op *op)
+{
+    if (!launcher->gated || pthread_mutex_trylock(&launcher->issuing)) return 0;
+    struct gb_job *job = gb_job_get(launcher, op);
+    pthread_mutex_lock(&launcher->lock);
+    int free_now = job && !launcher->commands && !launcher->stopping;
+    if (free_now) {
+        job->is_pinned = 1;
+        append_job(launcher, job);
+        op->priv = job;
+    } else if (job) {
+        job->ready = NULL; /* stays with `op` */
+        gb_job_put(launcher, job);
+    }
+    pthread_mutex_unlock(&launcher->lock);
+    if (!free_now) pthread_mutex_unlock(&launcher->issuing);
+    return free_now;
+}
+
+/* `op` may have ended, and its owner gone on, as soon as its last entry is in a stream: only the pinned job is used. */
+static void issue_claimed(struct gb_launcher *launcher, struct gb_job *job)
+{
+    struct gb_device_saved saved;
+    if (gb_device_enter(launcher->device, &saved) == 0) {
+        (void)gb_job_advance(launcher, job);
+        gb_device_leave(launcher->device, &saved);
+    }
+    pthread_mutex_lock(&launcher->lock);
+    job->is_pinned = 0;
+    int is_left = job->state == JOB_RUNNING; /* for the launcher thread */
+    if (job->is_released && !is_left) gb_job_put(launcher, job);
+    if (is_left) {
+        atomic_fetch_add(&launcher->kicks, 1);
+        pthread_cond_signal(&launcher->cond);
+    }
+    pthread_mutex_unlock(&launcher->lock);
+    pthread_mutex_unlock(&launcher->issuing);
+}
+
+void gb_launcher_issue(struct gb_launcher *launcher, struct gb_dev_op *op)
+{
+    issue_claimed(launcher, op->priv);
+}
+
+int gb_launcher_is_gated(const struct gb_launcher *launcher)
+{
+    return launcher->gated;
+}
+
+int gb_launcher_has_kernels(const struct gb_launcher *launcher)
+{
+    return launcher->has_kernels;
 }
 
 void gb_launcher_kick(struct gb_launcher *launcher)

@@ -31,22 +31,27 @@ struct gb_dev_op {
     double factor;
     void *buf[4]; /* base of enum gb_buf; DEV: from gb_launcher_mem, HOST: from gb_launcher_host */
     struct gb_ccl_comm *ccl;
-    uint32_t set; /* stream set: operations of one set run in order, sets are independent of each other (one set
-                     of streams per group, made at its first operation, so groups never stand behind each other) */
-    void *ready;  /* event from gb_launcher_record on the caller's stream, or NULL */
+    int poison_is_host; /* an operation that is given up copies its output in once more, instead of the poison kernel */
+    uint32_t set;       /* stream set: operations of one set run in order, sets are independent of each other (one set
+                           of streams per group, made at its first operation, so groups never stand behind each other) */
+    void *ready;        /* event from gb_launcher_record on the caller's stream, or NULL */
     _Atomic uint32_t *flags; /* [nsteps + 1] pinned, zeroed; [nsteps]: everything on the device is finished */
     /* filled by the launcher */
     void *done;           /* event after the last step: valid once `enqueued` */
     _Atomic int enqueued; /* CUDA: all is in the streams; HIP: the done event is recorded */
+    uint64_t issued_ns;   /* when; written before `enqueued` */
     _Atomic int status;   /* first device error, enum gpubridge_status */
     char text[256];       /* its words; written before status (release) */
     void *priv;
 };
 
 /* `wake` is called (any thread) when a flag may have changed on the host side (HIP) or an error was stored.  `gate`: 1
- * on, 0 off.  Compiles the kernels: may take seconds. */
+ * on, 0 off.  Compiles the kernels: may take seconds; without a compiler the launcher works, but has no kernels. */
 int gb_launcher_open(struct gb_device *device, int gate, void (*wake)(void *), void *wake_arg,
                      struct gb_launcher **launcher) GB_NODISCARD;
+/* 0: the kernels could not be compiled (the log says why); REDUCE steps fail, copies work. */
+int gb_launcher_has_kernels(const struct gb_launcher *launcher);
+int gb_launcher_is_gated(const struct gb_launcher *launcher);
 /* Joins the thread; operations must have finished or been aborted. */
 void gb_launcher_close(struct gb_launcher *launcher);
 /* Both pools together grow to this and not further (GPUBRIDGE_MEM_BYTES), unless nothing is in use. */
@@ -63,6 +68,11 @@ int gb_launcher_record(struct gb_launcher *launcher, void *stream, void **event)
 void gb_launcher_forget(struct gb_launcher *launcher, void *event);
 /* Engine: hands an operation over.  Calls of one launcher execute in this order: the total order of vendor calls. */
 void gb_launcher_start(struct gb_launcher *launcher, struct gb_dev_op *op);
+/* The same by the submitting thread, in two halves: claim takes the operation's place (0: not now, use start), issue
+ * puts it into the streams.  Between them the operation is handed to the engine, so that the network can go on while a
+ * driver call of the second half is held off.  Little work only: other submitters wait meanwhile. */
+int gb_launcher_claim(struct gb_launcher *launcher, struct gb_dev_op *op) GB_NODISCARD;
+void gb_launcher_issue(struct gb_launcher *launcher, struct gb_dev_op *op);
 /* Engine, after storing network flags: lets a gate-off launcher look again.  Cheap, no driver call. */
 void gb_launcher_kick(struct gb_launcher *launcher);
 /* Engine: gives the operation up: all its flags are opened, a poison kernel (NaN) goes last; vendor communicators must

@@ -65,15 +65,19 @@ struct gb_op {
     void *buf[4];             /* enum gb_buf */
     void *dev_mem, *host_mem; /* to give back */
     struct gb_dev_op *dev;    /* staged operations */
+    struct gb_shadow *shadow; /* staged operations that run on copies of the buffers in host memory; else NULL */
     uint32_t watch_pos;       /* [E] first watched step not yet seen finished */
     uint32_t started, left;   /* [E] steps in flight; steps of the engine not finished */
     uint8_t is_started, is_p2p, wants_vendor, is_announced, has_ticket, is_aborting, is_any, is_posted; /* [E] */
-    uint8_t on_device;   /* [E] the launcher has it: until staged_next marks the end */
-    uint8_t is_emulated; /* no stream of the caller's to order: waits hold the host */
-    int32_t source;      /* RECV: matched source, valid when finished */
-    int64_t deadline_ns; /* absolute */
+    uint8_t on_device;    /* [E] the launcher has it: until staged_next marks the end */
+    uint8_t is_emulated;  /* no stream of the caller's to order: waits hold the host */
+    uint8_t is_claimed;   /* the submitting thread puts it into the streams */
+    uint8_t is_unstarted; /* counted in group->unstarted */
+    int32_t source;       /* RECV: matched source, valid when finished */
+    int64_t deadline_ns;  /* absolute */
     uint64_t submit_ns, start_ns, progress_ns;
-    uint64_t fault_ns; /* [E] when the device first reported an error; 0: never */
+    uint64_t begun_ns, opened_ns; /* [E] of shadows: copied out, may be copied in; 0: never */
+    uint64_t fault_ns;            /* [E] when the device first reported an error; 0: never */
     uint64_t first_bridge_ns, last_bridge_ns, first_island_ns, last_island_ns; /* [E] */
     _Atomic uint64_t compute_ns;
     int status; /* valid when finished */
@@ -127,6 +131,9 @@ struct gb_group {
     uint64_t codec_min_bytes;
     int codec_spreads;   /* ALL_GATHER and BROADCAST too */
     uint8_t codec_skips; /* enum gb_codec_skips */
+    /* Operations up to this size run on shadows (shadow.c); UINT64_MAX: all, since a member has no kernels. */
+    uint64_t host_bytes;
+    int any_staged; /* the buffers of some member are device memory */
     uint32_t depth;
     int64_t timeout_ns; /* [S] */
 
@@ -151,7 +158,8 @@ struct gb_group {
 
     _Atomic int status; /* release after status_text: the first abort */
     char status_text[512];
-    _Atomic uint32_t nops; /* operations not finished */
+    _Atomic uint32_t nops;      /* operations not finished */
+    _Atomic uint32_t unstarted; /* collectives of device buffers that the launcher does not have yet */
     struct gb_group_counters counters;
     pthread_mutex_t coded_lock;
     struct gb_coded coded[GB_CODED_KINDS][GB_CODEC_COUNT]; /* guarded by coded_lock */

@@ -124,8 +124,8 @@ static void start_step(struct gb_op *op, struct gb_cell *cell)
         }
         return;
     }
-    assert(step->kind != GB_STEP_VENDOR && !op->dev);
-    if (compute_bytes(op, step) > (uint64_t)op->engine->config.inline_bytes) {
+    assert(step->kind != GB_STEP_VENDOR && (!op->dev || op->shadow));
+    if (compute_bytes(op, step) > (uint64_t)op->engine->config.inline_bytes && !gb_shadow_is_small(op)) {
         op->started++;
         gb_net_job(op->engine->config.net, compute, cell, cell);
         return;
@@ -136,7 +136,7 @@ static void start_step(struct gb_op *op, struct gb_cell *cell)
 
 static int engine_runs(const struct gb_op *op, const struct gb_step *step)
 {
-    return !op->dev || step->kind == GB_STEP_SEND || step->kind == GB_STEP_RECV;
+    return !op->dev || op->shadow || step->kind == GB_STEP_SEND || step->kind == GB_STEP_RECV;
 }
 
 static void step_done(struct gb_op *op, uint32_t index)
@@ -147,7 +147,7 @@ static void step_done(struct gb_op *op, uint32_t index)
     if (engine_runs(op, step)) {
         assert(op->left > 0);
         op->left--;
-        if (op->dev) atomic_store_explicit(&op->dev->flags[index], 1, memory_order_release);
+        if (op->dev && !op->shadow) atomic_store_explicit(&op->dev->flags[index], 1, memory_order_release);
     }
     for (uint32_t s = xplan->succ_first[index]; s < xplan->succ_first[index + 1]; s++) {
         struct gb_cell *next = op->cells + xplan->succ[s];
@@ -233,13 +233,19 @@ void gb_op_message_done(struct gb_cell *cell, const struct gb_net_event *event)
             if (step->kind == GB_STEP_RECV) op->group->arrived[step->peer] = 1;
         }
         step_done(op, index_of(cell));
-        if (op->dev) gb_launcher_kick(launcher_of(op));
+        if (op->dev && !op->shadow) gb_launcher_kick(launcher_of(op));
         gb_op_run_ready(op);
     }
     gb_op_settle(op);
 }
 
 /* ---- the device side ---- */
+
+static void no_longer_unstarted(struct gb_op *op)
+{
+    if (op->is_unstarted) atomic_fetch_sub_explicit(&op->group->unstarted, 1, memory_order_release);
+    op->is_unstarted = 0;
+}
 
 void gb_op_start_device(struct gb_op *op)
 {
@@ -248,7 +254,8 @@ void gb_op_start_device(struct gb_op *op)
     op->staged_next = op->engine->staged;
     op->engine->staged = op;
     op->left++; /* the device's own end */
-    gb_launcher_start(launcher_of(op), op->dev);
+    if (!op->is_claimed) gb_launcher_start(launcher_of(op), op->dev);
+    no_longer_unstarted(op);
 }
 
 static int poll_watched(struct gb_op *op)
@@ -283,11 +290,14 @@ static int is_own_fault(struct gb_op *op)
     return now - op->fault_ns > VENDOR_GRACE_NS;
 }
 
+static int start_steps(struct gb_op *op);
+
 static int poll_device(struct gb_op *op)
 {
     int found = 0;
     int status = atomic_load_explicit(&op->dev->status, memory_order_acquire);
     if (status && !op->is_aborting && is_own_fault(op)) gb_op_fail(op, status, op->dev->text);
+    if (op->shadow) return gb_shadow_begins(op) ? start_steps(op) : 0;
     if (!op->is_aborting) {
         uint32_t before = op->left;
         found = poll_watched(op);
@@ -304,7 +314,7 @@ int gb_engine_poll_staged(struct gb_engine *engine)
     while (*at) {
         struct gb_op *op = *at;
         /* The end first: flags that are set before it are then seen by the look at the others. */
-        uint32_t ended = atomic_load_explicit(&op->dev->flags[op->xplan->plan->nsteps], memory_order_acquire);
+        uint32_t ended = atomic_load_explicit(&op->dev->flags[op->dev->plan->nsteps], memory_order_acquire);
         found += poll_device(op);
         /* A device that gave up has an end too, which is none until the failure is told. */
         if (!op->is_aborting && atomic_load_explicit(&op->dev->status, memory_order_acquire)) ended = 0;
@@ -325,17 +335,23 @@ int gb_engine_poll_staged(struct gb_engine *engine)
 
 /* ---- life of an operation ---- */
 
-static void start_now(struct gb_op *op)
+static int start_steps(struct gb_op *op)
 {
     const struct gb_plan *plan = op->xplan->plan;
-    op->is_started = 1;
-    op->start_ns = op->progress_ns = gb_now_ns();
-    if (op->dev) gb_op_start_device(op);
     for (uint32_t i = 0; i < plan->nsteps && !op->is_aborting; i++)
         if (op->cells[i].left == 0 && op->cells[i].state == GB_CELL_WAITING && engine_runs(op, plan->steps + i))
             gb_op_push_ready(op, op->cells + i);
     gb_op_run_ready(op);
     gb_op_settle(op);
+    return 1;
+}
+
+static void start_now(struct gb_op *op)
+{
+    op->is_started = 1;
+    op->start_ns = op->progress_ns = gb_now_ns();
+    if (op->dev) gb_op_start_device(op);
+    if (!op->shadow || gb_shadow_begins(op)) (void)start_steps(op);
 }
 
 /* Staged operations of a group start in the order of submission on every rank (one stream set per group); host
@@ -373,6 +389,7 @@ void gb_op_admit(struct gb_op *op)
         op->cells[i] = (struct gb_cell){.op = op, .left = i < plan->nsteps ? plan->steps[i].ndep : 0};
     int status = atomic_load_explicit(&group->status, memory_order_acquire);
     if (status) {
+        if (op->is_claimed) gb_op_start_device(op);
         gb_op_fail(op, status, group->status_text);
         gb_op_settle(op);
         return;
@@ -384,7 +401,7 @@ void gb_op_admit(struct gb_op *op)
     group->history[op->key.seq % GB_HISTORY].seq = op->key.seq;
     group->history[op->key.seq % GB_HISTORY].sig = op->sig;
     group->last_seq = op->key.seq + 1;
-    op->left = op->dev ? op->xplan->nnet : plan->nsteps;
+    op->left = op->dev && !op->shadow ? op->xplan->nnet : plan->nsteps;
     if (!op->dev) {
         start_now(op);
         return;
@@ -424,6 +441,24 @@ static void count_op(struct gb_op *op, uint64_t now)
         atomic_fetch_add_explicit(&c->island_ns, op->last_island_ns - op->first_island_ns, memory_order_relaxed);
 }
 
+static double after(const struct gb_op *op, uint64_t ns)
+{
+    return ns > op->submit_ns ? (double)(ns - op->submit_ns) * 1e-3 : 0;
+}
+
+/* Where the time of one operation went: microseconds since its submission, 0 for what did not happen. */
+static void trace(const struct gb_op *op, uint64_t now)
+{
+    char name[128];
+    if (!gb_log_is_on(GB_LOG_TRACE)) return;
+    gb_sig_text(&op->sig, op->key.seq, name, sizeof name);
+    gb_log(GB_LOG_TRACE,
+           "%s: taken %.1f, in the streams %.1f, copied out %.1f, first message %.1f, last message %.1f, let in %.1f, "
+           "finished %.1f us",
+           name, after(op, op->start_ns), op->dev ? after(op, op->dev->issued_ns) : 0, after(op, op->begun_ns),
+           after(op, op->first_bridge_ns), after(op, op->last_bridge_ns), after(op, op->opened_ns), after(op, now));
+}
+
 static void finish(struct gb_op *op)
 {
     struct gb_group *group = op->group;
@@ -436,16 +471,21 @@ static void finish(struct gb_op *op)
         op->next->prev = op->prev;
     else
         group->ops_tail = op->prev;
+    no_longer_unstarted(op);
     memset(group->arrived, 0, group->size);
     if (!op->status) count_op(op, gb_now_ns());
     if (!op->status && op->kind < GB_CODED_KINDS) gb_coded_finished(op);
+    trace(op, gb_now_ns());
     if (op->dev) gb_launcher_release(launcher_of(op), op->dev);
     gb_op_free_scratch(op); /* now, not when the caller frees its request, which may be much later */
     int notify = op->flags & GPUBRIDGE_OP_NOTIFY ? 1 : 0;
     uint64_t user = op->user;
+    /* On a device with the gate on, streams wait, not threads: only memory is given back. */
+    const int is_awaited =
+        !op->dev || op->is_emulated || op->is_p2p || op->status || !gb_launcher_is_gated(launcher_of(op));
     atomic_store_explicit(&op->state, GB_OP_FINISHED, memory_order_seq_cst);
     if (atomic_load_explicit(&op->sleepers, memory_order_seq_cst)) futex_wake_all(&op->state);
-    if (notify) gb_notify_push(&engine->notify, user);
+    if (notify) gb_notify_push(&engine->notify, user, is_awaited);
     atomic_fetch_sub_explicit(&engine->inflight, 1, memory_order_relaxed);
     gb_op_put(op);
     atomic_fetch_sub_explicit(&group->nops, 1, memory_order_release);
@@ -454,6 +494,7 @@ static void finish(struct gb_op *op)
 void gb_op_settle(struct gb_op *op)
 {
     if (atomic_load_explicit(&op->state, memory_order_relaxed) == GB_OP_FINISHED || op->started) return;
+    if (op->shadow) gb_shadow_settle(op);
     int device_busy = op->on_device && op->staged_next != op; /* a receive goes to the device last */
     if (device_busy) return;
     if (!op->is_aborting && (op->left || !op->is_started)) return;
@@ -482,7 +523,7 @@ void gb_op_fail(struct gb_op *op, int status, const char *text)
     op->status = status;
     op->text = failure_text(op, text ? text : "");
     op->ready_head = op->ready_tail = NULL;
-    if (op->on_device && op->staged_next != op) gb_launcher_abort(launcher_of(op), op->dev);
+    if (op->on_device && op->staged_next != op && !op->shadow) gb_launcher_abort(launcher_of(op), op->dev);
     gb_group_abort(op->group, status, text, 1);
 }
 

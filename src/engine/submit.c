@@ -122,10 +122,13 @@ void gb_op_free_scratch(struct gb_op *op)
 {
     struct gb_engine *engine = op->engine;
     if (op->dev) {
-        gb_launcher_mem_free(engine->config.launcher, op->dev_mem);
-        gb_launcher_host_free(engine->config.launcher, op->host_mem);
         gb_launcher_host_free(engine->config.launcher, (void *)(uintptr_t)op->dev->flags);
         op->dev->flags = NULL;
+    }
+    gb_shadow_free(op);
+    if (op->dev && !op->shadow) {
+        gb_launcher_mem_free(engine->config.launcher, op->dev_mem);
+        gb_launcher_host_free(engine->config.launcher, op->host_mem);
     } else {
         gb_pool_put(engine->config.pool, op->dev_mem);
         gb_pool_put(engine->config.pool, op->host_mem);
@@ -140,6 +143,7 @@ void gb_op_put(struct gb_op *op)
     if (!op || atomic_fetch_sub_explicit(&op->refs, 1, memory_order_acq_rel) != 1) return;
     gb_op_free_scratch(op);
     gb_pool_put(op->engine->config.pool, op->dev);
+    gb_pool_put(op->engine->config.pool, op->shadow);
     gb_xplan_put(op->xplan);
     free(op->text);
     gb_pool_put(op->engine->config.pool, op);
@@ -178,12 +182,14 @@ static int op_memory(struct gb_op *op, const struct gb_plan *plan, int staged)
 static int op_device(struct gb_op *op, void *stream)
 {
     struct gb_dev_op *dev = op->dev;
-    dev->plan = op->xplan->plan;
     dev->dtype = op->dtype;
     dev->reduce_op = op->reduce_op;
     dev->nranks = op->group->size;
     dev->factor = op->factor;
-    memcpy(dev->buf, op->buf, sizeof dev->buf);
+    if (!op->shadow) {
+        dev->plan = op->xplan->plan;
+        memcpy(dev->buf, op->buf, sizeof dev->buf);
+    }
     dev->set = op->group->stream_set + op->is_p2p;
     return gb_launcher_record(op->engine->config.launcher, stream, &dev->ready);
 }
@@ -255,8 +261,9 @@ static int choose_codec(const struct gpubridge_op *d, struct gb_plan_spec *spec)
 static int prepare(struct gb_op *op, const struct gpubridge_op *d)
 {
     struct gb_group *group = op->group;
-    int staged = group->staged && !(d->flags & GPUBRIDGE_OP_HOST_BUFFERS);
-    const struct gb_topo *topo = d->flags & GPUBRIDGE_OP_HOST_BUFFERS ? group->host_topo : group->topo;
+    const int on_host = d->flags & GPUBRIDGE_OP_HOST_BUFFERS ? 1 : 0;
+    int staged = group->staged && !on_host, shadow = 0;
+    const struct gb_topo *topo = on_host ? group->host_topo : group->topo;
     uint64_t in = 0, out = 0;
     op->is_p2p = d->kind == GPUBRIDGE_SEND || d->kind == GPUBRIDGE_RECV;
     if (op->is_p2p) {
@@ -265,6 +272,8 @@ static int prepare(struct gb_op *op, const struct gpubridge_op *d)
         if (d->kind == GPUBRIDGE_RECV && d->root == -1) op->is_any = 1;
         GB_TRY(p2p_plan(op, in + out, staged && in + out > 0));
     } else {
+        shadow = !on_host && gb_shadow_wanted(group, d);
+        if (shadow) topo = group->host_topo;
         struct gb_plan_spec spec = {.op = d->kind,
                                     .dtype = d->dtype,
                                     .reduce_op = op->reduce_op,
@@ -294,7 +303,8 @@ static int prepare(struct gb_op *op, const struct gpubridge_op *d)
                        (unsigned long long)(in && !d->send ? in : out));
     op->payload_bytes = in ? in : out;
     op->wants_vendor = op->xplan->plan->takes_turn;
-    GB_TRY(op_memory(op, op->xplan->plan, staged));
+    GB_TRY(op_memory(op, op->xplan->plan, staged && !shadow));
+    if (staged && shadow) GB_TRY(gb_shadow_prepare(op, in, out));
     return staged ? op_device(op, d->stream) : 0;
 }
 
@@ -317,6 +327,18 @@ static void number(struct gb_op *op)
     if (op->reduce_op == GPUBRIDGE_PREMUL_SUM) /* flat plans multiply at the receiver: all ranks need one factor */
         op->sig.plan_hash ^= (uint32_t)XXH3_64bits(&op->factor, sizeof op->factor);
     if (op->kind == GPUBRIDGE_ALL_TO_ALL) op->sig.count = 0; /* rows differ by rank */
+}
+
+/* A small operation with nothing of its group before it is put into the streams by the submitting thread: two thread
+ * switches less.  Submit lock. */
+static void claim(struct gb_op *op)
+{
+    struct gb_group *group = op->group;
+    if (!op->dev || op->is_p2p) return;
+    op->is_claimed = gb_shadow_is_tiny(op) && atomic_load_explicit(&group->unstarted, memory_order_acquire) == 0 &&
+                     gb_launcher_claim(group->engine->config.launcher, op->dev);
+    op->is_unstarted = !op->is_claimed;
+    if (op->is_unstarted) atomic_fetch_add_explicit(&group->unstarted, 1, memory_order_relaxed);
 }
 
 int gb_engine_submit(struct gb_group *group, const struct gpubridge_op *desc, int run, struct gb_op **out)
@@ -343,9 +365,13 @@ int gb_engine_submit(struct gb_group *group, const struct gpubridge_op *desc, in
     int64_t timeout = desc->timeout_ns > 0 ? desc->timeout_ns : group->timeout_ns;
     op->deadline_ns = timeout < FAR_FUTURE - (int64_t)op->submit_ns ? (int64_t)op->submit_ns + timeout : FAR_FUTURE;
     number(op);
+    claim(op);
+    const int claimed = op->is_claimed;
     atomic_fetch_add_explicit(&group->nops, 1, memory_order_relaxed);
     gb_engine_push(group->engine, op, run); /* inside the lock: queue order is number order */
     pthread_mutex_unlock(&group->submit_lock);
+    /* Only now: the operation ends without this thread once its first entries are in the streams. */
+    if (claimed) gb_launcher_issue(group->engine->config.launcher, op->dev);
     *out = op;
     return 0;
 }

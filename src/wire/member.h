@@ -9,7 +9,11 @@
 
 #define GB_MEMBER_PROTOCOL 1
 
-enum gb_member_flags { GB_MEMBER_STAGED = 1, GB_MEMBER_EMULATED = 2 };
+enum gb_member_flags {
+    GB_MEMBER_STAGED = 1,
+    GB_MEMBER_EMULATED = 2,
+    GB_MEMBER_NO_KERNELS = 4 /* staged, but its device cannot run our kernels: the group adds in host memory */
+};
 
 struct gb_member_hello {
     uint16_t protocol;   /* GB_MEMBER_PROTOCOL */

@@ -30,7 +30,7 @@ def launch(body: str, size: int = 2, init: str = INIT, **extra: str) -> list[sub
     for rank in range(size):
         env = dict(os.environ, RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=str(size), OMP_NUM_THREADS="1")
         env.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=port, GPUBRIDGE_EMULATE="")
-        env.update(GPUBRIDGE_ISLAND=",".join("ab"[r % 2] for r in range(size)), **extra)
+        env.update({"GPUBRIDGE_ISLAND": ",".join("ab"[r % 2] for r in range(size))} | extra)
         pipe = subprocess.PIPE
         found.append(subprocess.Popen([sys.executable, "-c", code], env=env, stdout=pipe, stderr=pipe, text=True))
     return found

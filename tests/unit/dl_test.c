@@ -209,12 +209,76 @@ IN_CHILD(emulated_hip)
     check_device(GPUBRIDGE_DEVICE_HIP, 2, "amd", "gfx942:sramecc+:xnack-", 0);
 }
 
-/* ROCm 5: the properties struct has another layout there, under the unversioned name only. */
+/* A file that really is a HIP runtime, for the searches of the product itself. */
+static void put_hip(const char *path, const char *emulator)
+{
+    char command[4 * PATH_MAX], folder[PATH_MAX + 64], own[PATH_MAX];
+    CHECK(gb_device_emulator(GPUBRIDGE_DEVICE_HIP, own, sizeof own) == 0);
+    *strrchr(own, '/') = 0;
+    snprintf(folder, sizeof folder, "%s", at(path));
+    *strrchr(folder, '/') = 0;
+    snprintf(command, sizeof command, "mkdir -p '%s' && cp '%s/%s' '%s'", folder, own, emulator, at(path));
+    CHECK(system(command) == 0);
+}
+
+static void load_torch(const char *home)
+{
+    char path[PATH_MAX];
+    snprintf(path, sizeof path, "%s/torch/lib/libtorch_cpu.so", home);
+    make(path, "libtorch_cpu.so");
+    CHECK(dlopen(at(path), RTLD_NOW | RTLD_LOCAL));
+}
+
+static void find_hip(const char *where, const char *arch)
+{
+    struct gb_device *device = NULL;
+    CHECK(gb_device_open(GPUBRIDGE_DEVICE_HIP, 0, NULL, &device) == 0);
+    CHECK(strstr(gb_device_info(device)->library, where));
+    CHECK(strcmp(gb_device_info(device)->arch, arch) == 0);
+    gb_device_close(device);
+}
+
+/* ROCm 5: the properties struct has another layout there, under the only name that it exports. */
 IN_CHILD(emulated_rocm_5)
 {
-    setenv("GBEMU_DRIVER_VERSION", "50700000", 1);
-    setenv("GBEMU_ARCH", "gfx906:sramecc+:xnack-", 1);
-    check_device(GPUBRIDGE_DEVICE_HIP, 0, "amd", "gfx906:sramecc+:xnack-", 0);
+    setenv("GBEMU_PROFILE", "MI50", 1);
+    put_hip("rocm5/site-packages/torch/lib/libamdhip64.so", "libgbemu_hip5.so");
+    load_torch("rocm5/site-packages");
+    find_hip("rocm5/site-packages/torch/lib/libamdhip64.so", "gfx906:sramecc+:xnack-");
+    void *handle = dlopen(at("rocm5/site-packages/torch/lib/libamdhip64.so"), RTLD_NOW | RTLD_NOLOAD);
+    CHECK(handle && dlsym(handle, "hipGetDeviceProperties") && !dlsym(handle, "hipGetDevicePropertiesR0600"));
+}
+
+/* PyTorch's ROCm wheels: plain file names in torch/lib, loaded by torch before us. */
+IN_CHILD(wheel_with_plain_names)
+{
+    setenv("GBEMU_PROFILE", "MI210", 1);
+    put_hip("plain/site-packages/torch/lib/libamdhip64.so", "libgbemu_hip.so");
+    load_torch("plain/site-packages");
+    CHECK(dlopen(at("plain/site-packages/torch/lib/libamdhip64.so"), RTLD_NOW | RTLD_LOCAL));
+    find_hip("plain/site-packages/torch/lib/libamdhip64.so", "gfx90a:sramecc+:xnack-");
+}
+
+/* TheRock's wheels: versioned names in a package of their own, and no plain one. */
+IN_CHILD(wheel_of_therock)
+{
+    setenv("GBEMU_PROFILE", "MI300X", 1);
+    put_hip("rock/site-packages/_rocm_sdk_core/lib/libamdhip64.so.7", "libgbemu_hip.so");
+    load_torch("rock/site-packages");
+    find_hip("_rocm_sdk_core/lib/libamdhip64.so.7", "gfx942:sramecc+:xnack-");
+}
+
+/* Two HIP runtimes: what torch uses is used, and the log names both and the setting. */
+IN_CHILD(two_hip_runtimes)
+{
+    put_hip("two/opt/rocm/lib/libamdhip64.so.6", "libgbemu_hip.so");
+    put_hip("two/site-packages/torch/lib/libamdhip64.so", "libgbemu_hip.so");
+    load_torch("two/site-packages");
+    CHECK(dlopen(at("two/opt/rocm/lib/libamdhip64.so.6"), RTLD_NOW | RTLD_LOCAL));
+    CHECK(dlopen(at("two/site-packages/torch/lib/libamdhip64.so"), RTLD_NOW | RTLD_LOCAL));
+    gb_log_set_sink(keep_line, NULL);
+    find_hip("two/site-packages/torch/lib/libamdhip64.so", "gfx942:sramecc+:xnack-");
+    CHECK(strstr(logged, "two copies") && strstr(logged, "two/opt/rocm") && strstr(logged, "GPUBRIDGE_HIP_LIB"));
 }
 
 /* A compiler that does not know the device: intermediate code of the newest architecture below it. */
@@ -261,6 +325,9 @@ int main(void)
         cmocka_unit_test(test_emulated_cuda),
         cmocka_unit_test(test_emulated_hip),
         cmocka_unit_test(test_emulated_rocm_5),
+        cmocka_unit_test(test_wheel_with_plain_names),
+        cmocka_unit_test(test_wheel_of_therock),
+        cmocka_unit_test(test_two_hip_runtimes),
         cmocka_unit_test(test_build_reports_the_log),
     };
     return cmocka_run_group_tests(tests, make_root, remove_root);

@@ -18,11 +18,22 @@ app = typer.Typer(
 
 
 @app.command()
-def doctor() -> None:
+def doctor(
+    device: Annotated[bool, typer.Option("--device", help="try a GPU: copies, events, kernels, collectives")] = False,
+    kind: Annotated[str, typer.Option(help="with --device: cuda, hip or auto")] = "auto",
+    index: Annotated[int, typer.Option(min=0, help="with --device: which GPU")] = 0,
+    out: Annotated[Optional[Path], typer.Option(help="with --device: file of the report, JSON")] = None,  # noqa: UP045
+) -> None:
     """Shows what this machine offers: versions, libraries, interfaces, settings, and the island it would join."""
-    from gpubridge.cli.doctor import run
+    if not device:
+        from gpubridge.cli.doctor import run
 
-    raise typer.Exit(run())
+        raise typer.Exit(run())
+    from gpubridge.cli import device as checks
+
+    if kind != "auto" and kind not in checks.KINDS:
+        raise typer.BadParameter(f"{kind!r}: cuda, hip or auto", param_hint="--kind")
+    raise typer.Exit(checks.run(kind, index, out))
 
 
 @app.command()

@@ -145,7 +145,7 @@ class Issuer:
             self._slots[kind].append(slot)
             return self._sync_work
         if on_gpu:
-            op.stream = torch.cuda.current_stream(device).cuda_stream
+            op.stream = torch._C._cuda_getCurrentRawStream(device.index)  # a stream object costs microseconds
         work = RequestWork(self._context, results, keep, copies, device, on_gpu)
         work._wants_source = wants_source
         self._start(slot, work)

@@ -18,6 +18,7 @@ GROUP_SETTINGS = frozenset(
         "ISLAND_REDUCE",
         "CHUNK_BYTES",
         "FLAT_BYTES",
+        "HOST_BYTES",
         "COMPRESSION",
         "COMPRESSION_MIN_BYTES",
         "COMPRESSION_DTYPES",

@@ -1,0 +1,18 @@
+#!/usr/bin/env bash
+# SPDX-License-Identifier: Apache-2.0
+# compute-sanitizer over the kernels: the device check runs each for every type and operation, in one process without torch.
+#   tests/gpu/sanitize.sh [OUT_FOLDER]
+set -uo pipefail
+out=${1:-.}
+packages=$(python3 -c 'import sysconfig; print(sysconfig.get_paths()["purelib"])')
+export LD_LIBRARY_PATH="$packages/nvidia/cu13/lib:$packages/nvidia/cuda_nvrtc/lib:$packages/nvidia/nccl/lib:${LD_LIBRARY_PATH:-}"
+status=0
+for tool in memcheck racecheck initcheck synccheck; do
+    # initcheck also sees what the driver copies for itself: only kernels are of interest.
+    compute-sanitizer --tool "$tool" --error-exitcode 9 --log-file "$out/sanitizer-$tool.log" \
+        python3 -c 'from gpubridge.cli import main; main()' doctor --device --kind cuda --out "$out/sanitizer-$tool.json" >/dev/null
+    code=$?
+    echo "$tool: exit $code, $(tail -n 1 "$out/sanitizer-$tool.log" | tr -d '=')"
+    [ "$code" = 0 ] || status=1
+done
+exit "$status"
