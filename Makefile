@@ -40,6 +40,7 @@ bench: setup
 
 docs: setup
 	$(PY) tools/gen_docs.py
+	$(PY) tools/gen_man.py
 
 fmt: setup
 	clang-format-19 -i $(SOURCES)

@@ -80,6 +80,7 @@ ctypes() {
         python3 tools/gen_ctypes.py include/gpubridge/fleet.h -o python/gpubridge/_fleet_abi.py --check
 }
 [ -f tools/gen_ctypes.py ] && check "ctypes match the headers" ctypes
+check "manual page matches the header" tools/gen_man.py --check
 check "public header alone in C11 and C++11" header
 check "links no vendor library" needed
 check "exports only gpubridge_*" exports

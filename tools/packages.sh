@@ -7,4 +7,4 @@ GB_BUILD_PACKAGES="build-essential pkg-config libssl-dev libxxhash-dev libcmocka
 # What continuous integration needs beyond that: the second compiler and its sanitizers, format, lint, and another
 # architecture (cross compiler and user-mode emulator).
 GB_CI_PACKAGES="clang-19 clang-format-19 clang-tidy-19 libclang-rt-19-dev gcc-aarch64-linux-gnu libc6-dev-arm64-cross \
-qemu-user iproute2"
+qemu-user iproute2 nftables libopenmpi-dev openmpi-bin"

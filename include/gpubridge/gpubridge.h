@@ -172,6 +172,9 @@ GPUBRIDGE_CHECKED int gpubridge_context_create(const struct gpubridge_context_co
 /* Says goodbye to every peer (with the first culprit known), closes links, stops threads.  At most 10 s.  NULL is fine.
  */
 GPUBRIDGE_API void gpubridge_context_destroy(gpubridge_context *context);
+/* Why this process is about to leave, for the errors of members that still need it after it destroyed a comm or the
+ * context.  At most 159 bytes are told; NULL: no reason any more.  An error that came from a peer goes first. */
+GPUBRIDGE_API void gpubridge_context_farewell(gpubridge_context *context, const char *reason);
 
 /* ---- comm ---- */
 

@@ -215,6 +215,7 @@ FUNCTIONS: list[tuple[str, Any, tuple[Any, ...]]] = [
     ("device_check", c_int, (c_int, c_int, c_char_p, c_char_p, c_size_t)),
     ("context_create", c_int, (POINTER(ContextConfig), POINTER(c_void_p))),
     ("context_destroy", None, (c_void_p,)),
+    ("context_farewell", None, (c_void_p, c_char_p)),
     ("comm_hello", c_int, (c_void_p, POINTER(CommConfig), c_void_p, POINTER(c_size_t))),
     ("comm_create", c_int, (c_void_p, POINTER(CommConfig), POINTER(c_void_p), POINTER(c_size_t), POINTER(c_void_p))),
     ("comm_destroy", None, (c_void_p,)),

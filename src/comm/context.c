@@ -201,6 +201,14 @@ static void free_lists(gpubridge_context *context)
     }
 }
 
+void gpubridge_context_farewell(gpubridge_context *context, const char *reason)
+{
+    if (!context || gb_context_check(context)) return;
+    pthread_mutex_lock(&context->lock);
+    snprintf(context->own_reason, sizeof context->own_reason, "%s", reason ? reason : "");
+    pthread_mutex_unlock(&context->lock);
+}
+
 void gpubridge_context_destroy(gpubridge_context *context)
 {
     if (!context || gb_context_check(context)) return;
@@ -209,7 +217,8 @@ void gpubridge_context_destroy(gpubridge_context *context)
     gb_turns_close(context);
     gb_island_close(context);
     if (context->leader_link) gb_link_put(context->leader_link);
-    gb_net_close(context->net, context->farewell_status, context->farewell);
+    gb_net_close(context->net, context->farewell_status,
+                 context->farewell_status ? context->farewell : context->own_reason);
     free_lists(context);
     free(context->proven);
     gb_pool_destroy(context->pool);

@@ -32,7 +32,7 @@ struct ctrl {
     uint32_t seq;
     uint32_t members;  /* ANNOUNCE */
     struct gb_sig sig; /* PROBE, DIFFERS */
-    char text[400];    /* ABORT: words, CCL_ID: 128 bytes */
+    char text[400];    /* ABORT, LEAVE: words, CCL_ID: 128 bytes */
 };
 _Static_assert(sizeof(struct ctrl) == 440, "the layout of control messages is part of the protocol");
 
@@ -115,19 +115,32 @@ static void on_abort_message(gpubridge_context *context, struct gb_link *link, c
     gb_group_abort(&comm->group, status, text, 1);
 }
 
-static void member_left(gpubridge_comm *comm, int rank, const char *words)
+/* `reason`: the leaver's own, or "". */
+static void member_left(gpubridge_comm *comm, int rank, const char *words, const char *reason)
 {
     struct gb_group *group = &comm->group;
     comm->members[rank].has_left = 1;
     if (group->left_ns) return;
     group->left_ns = gb_now_ns();
-    snprintf(group->left_text, sizeof group->left_text, "%s %s", group->labels[rank], words);
+    snprintf(group->left_text, sizeof group->left_text, "%s %s%s%s%s", group->labels[rank], words,
+             reason[0] ? " after an error: " : "", reason, reason[0] ? " (see that rank's log)" : "");
 }
 
 void gb_control_leave(gpubridge_comm *comm)
 {
     struct ctrl message = {.type = CTRL_LEAVE, .group = comm->group.id};
+    pthread_mutex_lock(&comm->context->lock);
+    snprintf(message.text, sizeof message.text, "%s", comm->context->own_reason);
+    pthread_mutex_unlock(&comm->context->lock);
     tell_members(comm, &message);
+}
+
+/* A goodbye without a culprit: what the peer gave as its reason. */
+static const char *reason_of(const struct gb_link *link, const char *text)
+{
+    const char *label = gb_link_label(link), *rest = text ? text : "";
+    size_t n = strlen(label);
+    return strncmp(rest, label, n) == 0 && strncmp(rest + n, " left: ", 7) == 0 ? rest + n + 7 : "";
 }
 
 static void on_peer(void *arg, struct gb_link *link, int left, int status, const char *text)
@@ -145,7 +158,7 @@ static void on_peer(void *arg, struct gb_link *link, int left, int status, const
         int rank = member_of(comm, link);
         if (rank < 0 && comm->leader_link != link) continue;
         if (rank >= 0 && left && status == 0) {
-            member_left(comm, rank, "has left the job");
+            member_left(comm, rank, "has left the job", reason_of(link, text));
             continue;
         }
         char words[480];
@@ -291,7 +304,8 @@ static void on_ctrl(void *arg, struct gb_link *link, const void *data, size_t by
         break;
     case CTRL_LEAVE:
         comm = gb_context_find_comm(context, message.group);
-        if (comm && member_of(comm, link) >= 0) member_left(comm, member_of(comm, link), "has destroyed the group");
+        if (comm && member_of(comm, link) >= 0)
+            member_left(comm, member_of(comm, link), "has destroyed the group", message.text);
         break;
     case CTRL_PROBE:
         on_probe(context, link, &message);

@@ -138,6 +138,31 @@ static void settle_aborted(struct gb_engine *engine)
     }
 }
 
+static int message_text(const struct gb_group *group, const struct gb_op *op, char *text, size_t capacity)
+{
+    const char *peer = op->is_any && !op->is_posted ? "anyone" : group->labels[op->source];
+    return snprintf(text, capacity, "%s %s with tag %d", op->kind == GPUBRIDGE_SEND ? "receive at" : "send from", peer,
+                    op->tag);
+}
+
+/* All sends and receives that wait, the late one first: a batch usually hangs on one of many. */
+static void unmatched_text(const struct gb_group *group, const struct gb_op *late, char *text, size_t capacity)
+{
+    const size_t reserve = sizeof ", and 4294967295 more";
+    size_t n = (size_t)snprintf(text, capacity, "no matching ");
+    unsigned more = 0;
+    n += (size_t)message_text(group, late, text + n, capacity - n);
+    for (const struct gb_op *op = group->ops_head; op; op = op->next) {
+        char one[200];
+        if (op == late || !op->is_p2p || op->is_aborting) continue;
+        if (n + (size_t)message_text(group, op, one, sizeof one) + 2 + reserve > capacity)
+            more++;
+        else
+            n += (size_t)snprintf(text + n, capacity - n, ", %s", one);
+    }
+    if (more && n < capacity) snprintf(text + n, capacity - n, ", and %u more", more);
+}
+
 static void missing_text(const struct gb_group *group, const struct gb_op *op, uint64_t now, char *text,
                          size_t capacity)
 {
@@ -146,9 +171,7 @@ static void missing_text(const struct gb_group *group, const struct gb_op *op, u
     int n = snprintf(text, capacity, "%s timed out after %.1f s on rank %u; ", name,
                      (double)(now - op->submit_ns) * 1e-9, group->rank);
     if (op->is_p2p) {
-        snprintf(text + n, capacity - (size_t)n, "no matching %s from %s with tag %d",
-                 op->kind == GPUBRIDGE_SEND ? "receive" : "send",
-                 op->is_any && !op->is_posted ? "anyone" : group->labels[op->source], op->tag);
+        unmatched_text(group, op, text + n, capacity - (size_t)n);
         return;
     }
     int missing = 0;

@@ -71,6 +71,8 @@ int gb_shadow_is_tiny(const struct gb_op *op);  /* two thread switches are a goo
 void gb_shadow_free(struct gb_op *op);
 
 /* p2p.c */
+/* The number of the next message of a pair and tag; 0 where nobody is named. */
+uint32_t gb_p2p_next(struct gb_group *group, int kind, int32_t peer, int32_t tag);
 void gb_p2p_admit(struct gb_op *op);
 void gb_p2p_unexpected(struct gb_group *group, int32_t peer, const struct gb_net_event *event);
 void gb_p2p_message_done(struct gb_op *op);

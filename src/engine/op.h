@@ -153,7 +153,7 @@ struct gb_group {
     uint32_t last_seq;     /* [E] highest sequence number admitted + 1 */
     uint8_t *arrived;      /* [E][size] answers to probes about the oldest operation: 0 unknown, 1 has it, 2 behind */
     uint64_t left_ns;      /* [E] when a member destroyed the group; 0: none did */
-    char left_text[256];   /* [E] who */
+    char left_text[320];   /* [E] who, and why */
     uint64_t probe_ns;     /* [E] last probe sent */
 
     _Atomic int status; /* release after status_text: the first abort */

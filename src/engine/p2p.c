@@ -22,6 +22,13 @@ static struct gb_p2p_slot *slot_of(struct gb_group *group, int32_t peer, int32_t
     return slot;
 }
 
+uint32_t gb_p2p_next(struct gb_group *group, int kind, int32_t peer, int32_t tag)
+{
+    const struct gb_p2p_slot *slot = peer < 0 ? NULL : slot_of(group, peer, tag);
+    if (!slot) return 0;
+    return kind == GPUBRIDGE_SEND ? slot->send_seq : slot->recv_seq;
+}
+
 /* The message is between host memories: the user's, or the staging of a device buffer. */
 static void *host_buffer(struct gb_op *op)
 {

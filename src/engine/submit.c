@@ -341,14 +341,38 @@ static void claim(struct gb_op *op)
     if (op->is_unstarted) atomic_fetch_add_explicit(&group->unstarted, 1, memory_order_relaxed);
 }
 
+struct next_call {
+    struct gb_group *group;
+    const struct gpubridge_op *desc;
+    uint32_t number;
+};
+
+static void read_next_message(void *arg)
+{
+    struct next_call *call = arg;
+    call->number = gb_p2p_next(call->group, call->desc->kind, call->desc->root, call->desc->tag);
+}
+
+/* The group is over: says which operation this one would have been. */
+static int refuse(struct gb_group *group, const struct gpubridge_op *desc, int status)
+{
+    if (desc->kind == GPUBRIDGE_SEND || desc->kind == GPUBRIDGE_RECV) {
+        struct next_call call = {.group = group, .desc = desc};
+        gb_engine_call(group->engine, read_next_message, &call);
+        return GB_FAIL(status, "%s of message %u of tag %d not started: %s", kind_names[desc->kind], call.number,
+                       desc->tag, group->status_text);
+    }
+    const char *name = desc->kind >= 0 && desc->kind < GPUBRIDGE_OP_KIND_COUNT ? kind_names[desc->kind] : "operation";
+    pthread_mutex_lock(&group->submit_lock);
+    uint32_t seq = group->next_seq;
+    pthread_mutex_unlock(&group->submit_lock);
+    return GB_FAIL(status, "op %u %s not started: %s", seq, name, group->status_text);
+}
+
 int gb_engine_submit(struct gb_group *group, const struct gpubridge_op *desc, int run, struct gb_op **out)
 {
     int status = atomic_load_explicit(&group->status, memory_order_acquire);
-    if (status) {
-        const char *name =
-            desc->kind >= 0 && desc->kind < GPUBRIDGE_OP_KIND_COUNT ? kind_names[desc->kind] : "operation";
-        return GB_FAIL(status, "%s not started: %s", name, group->status_text);
-    }
+    if (status) return refuse(group, desc, status);
     GB_TRY(check(group, desc));
     struct gb_op *op = op_create(group, desc);
     if (!op) return GB_FAIL(GPUBRIDGE_ERR_NO_MEMORY, "no memory for an operation");

@@ -45,7 +45,7 @@ LAYOUTS: list[dict[str, str]] = [
 ]
 SPREAD_S = 1.5
 START_WITHIN_S = 90.0
-OPERATION = re.compile(r"\bop \d+ [A-Z_]{3,}|\b(SEND|RECV) with tag \d+, message \d+ of |\bmessage \d+ of ")
+OPERATION = re.compile(r"\bop \d+ [A-Z_]{3,}|\b(SEND|RECV)\b.*\bmessage \d+ of ")
 
 
 # ---- what the ranks do: each yields after every round ----

@@ -236,14 +236,15 @@ def acquire(rank: int, local_rank: int, secret: bytes | None, options: Options) 
         return _context
 
 
-def release(context: Context) -> None:
-    """Gives one reference back; the last one destroys the context."""
+def release(context: Context) -> bool:
+    """Gives one reference back; the last one destroys the context.  Returns whether it is gone."""
     global _context, _references
     with _lock:
         if context is not _context or context.pid != os.getpid():
-            return
+            return True
         _references -= 1
         if _references > 0:
-            return
+            return False
         _context = None
     context.destroy()
+    return True

@@ -15,6 +15,7 @@ import ctypes
 import math
 import multiprocessing.util
 import os
+import sys
 import threading
 import weakref
 from datetime import timedelta
@@ -47,6 +48,21 @@ CODECS = {
 DEFAULT_TIMEOUT_NS = 30 * 60 * 1_000_000_000
 
 
+def _reason() -> bytes | None:
+    """Why this process leaves a group, for members that still need it: the exception that is under way, or the uncaught
+    one that ended the script.
+    """
+    error = sys.exc_info()[1]
+    if error is None and not hasattr(sys, "ps1"):  # at a prompt the last error is long over
+        error = getattr(sys, "last_exc", None) or getattr(sys, "last_value", None)
+    if error is None or isinstance(error, (GeneratorExit, StopIteration)):
+        return None
+    if isinstance(error, SystemExit):
+        return None if error.code in (None, 0) else f"exit code {error.code}".encode()
+    text = f"{type(error).__name__}: {error}".rstrip(": ")
+    return " ".join(text.split()).encode()[:159]
+
+
 class Lifeline:
     """Destroys a comm exactly once; holds no reference to the group, so the garbage collector can call it."""
 
@@ -60,8 +76,11 @@ class Lifeline:
         with self._lock:
             comm, self.comm = self.comm, 0
         if comm and self.pid == os.getpid():
+            reason = _reason()
+            self.context.lib.context_farewell(self.context.handle, reason)
             self.context.lib.comm_destroy(comm)
-            contexts.release(self.context)
+            if not contexts.release(self.context) and reason:
+                self.context.lib.context_farewell(self.context.handle, None)
 
     def end_later(self) -> None:
         """The same on a thread of its own: called while garbage is collected, which must not block."""
@@ -340,8 +359,6 @@ def _refuse_mixed_backends() -> None:
     The backend string is not among the creator's arguments; it is found in the caller's frame where that has the known
     name.
     """
-    import sys
-
     frame: Any = sys._getframe(1)
     for _ in range(3):
         config = frame.f_locals.get("backend_config") if frame is not None else None
