@@ -8,11 +8,12 @@ TESTLOG ?= build/meson-logs/testlog.json
 PYTEST_XML ?= build/pytest.xml
 SOURCES = $(shell git ls-files '*.c' '*.h')
 
-.PHONY: help setup build demo test test-c test-python bench docs fmt lint clean
+.PHONY: help setup build demo test test-c test-python bench conformance kills nightly docs fmt lint clean
 
 help:
 	@echo "make demo    train a language model on 2 + 2 emulated GPUs, then compare with a single process"
 	@echo "make test    C and Python tests"
+	@echo "make conformance    10,000 random cases by value; make kills: 100 random deaths; make nightly: beyond 2^31 elements"
 	@echo "make bench   all_reduce against Gloo, one JSON line per result"
 	@echo "make build   library and emulators in build/; make setup: also .venv with the package installed"
 	@echo "make fmt     clang-format and ruff format; make lint: their checks, clang-tidy, mypy, include arrows, sizes"
@@ -37,6 +38,16 @@ test-python: setup
 
 bench: setup
 	@$(PY) bench/all_reduce.py $(BENCH_ARGS)
+
+# Longer than continuous integration has time for; each can be stopped and resumed.
+conformance: setup
+	$(PY) tests/python/conformance.py --cases 10000 --emulated --state build/conformance.json $(CONFORMANCE_ARGS)
+
+kills: setup
+	$(PY) tests/multi/kill_matrix.py --kills 100 --state build/kills.jsonl $(KILLS_ARGS)
+
+nightly: setup
+	GB_TEST_NIGHTLY=1 timeout 3600 $(PY) -m pytest tests/python/test_huge.py -q -s
 
 docs: setup
 	$(PY) tools/gen_docs.py

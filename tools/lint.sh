@@ -28,6 +28,12 @@ tidy() {
     return 0
 }
 
+# Counts and offsets are 64-bit all the way: nothing is narrowed without saying so.
+narrowing() {
+    git ls-files 'src/*.c' | xargs -P 2 -n 8 clang-19 -std=c17 -D_GNU_SOURCE '-DGB_VERSION=""' -Iinclude -Isrc -fsyntax-only \
+        -Wshorten-64-to-32 -Werror
+}
+
 # The public header is plain C11 and C++11, on its own.
 header() {
     local h
@@ -68,6 +74,7 @@ headed() {
 
 check "clang-format" format_c
 check "clang-tidy" tidy
+check "no count is narrowed" narrowing
 check "ruff check" ruff check --quiet .
 check "ruff format" ruff format --check --quiet .
 check "mypy" mypy --no-error-summary $(ls -d python/gpubridge tools examples/python bench tests/python tests/multi 2>/dev/null)

@@ -205,7 +205,8 @@ void gpubridge_context_farewell(gpubridge_context *context, const char *reason)
 {
     if (!context || gb_context_check(context)) return;
     pthread_mutex_lock(&context->lock);
-    snprintf(context->own_reason, sizeof context->own_reason, "%s", reason ? reason : "");
+    snprintf(context->own_reason, sizeof context->own_reason, "%.159s%s", reason ? reason : "",
+             reason ? " (see that rank's log)" : "");
     pthread_mutex_unlock(&context->lock);
 }
 

@@ -66,7 +66,7 @@ struct gpubridge_context {
     uint32_t next_stream_set;     /* guarded by lock */
     int farewell_status;          /* guarded by lock: the first culprit this process knows of goes into its GOODBYE */
     char farewell[400];           /* guarded by lock */
-    char own_reason[160];         /* guarded by lock: of leaving, when no peer is the culprit */
+    char own_reason[192];         /* guarded by lock: of leaving, when no peer is the culprit */
     struct gb_lost_link *lost;    /* guarded by lock */
     struct gb_uuid *proven;       /* guarded by lock: peers whose link passed the self-test */
     size_t nproven;               /* guarded by lock */

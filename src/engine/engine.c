@@ -168,7 +168,8 @@ static void missing_text(const struct gb_group *group, const struct gb_op *op, u
 {
     char name[128];
     gb_sig_text(&op->sig, op->key.seq, name, sizeof name);
-    int n = snprintf(text, capacity, "%s timed out after %.1f s on rank %u; ", name,
+    const char *what = !op->is_p2p ? "" : op->kind == GPUBRIDGE_SEND ? "SEND of " : "RECV of ";
+    int n = snprintf(text, capacity, "%s%s timed out after %.1f s on rank %u; ", what, name,
                      (double)(now - op->submit_ns) * 1e-9, group->rank);
     if (op->is_p2p) {
         unmatched_text(group, op, text + n, capacity - (size_t)n);

@@ -234,9 +234,7 @@ def one_kill(number: int, options: argparse.Namespace) -> dict[str, Any]:
     ready = re.compile("^ready$")
     try:
         base.wait_until(
-            lambda: (
-                any(p.popen.poll() is not None for p in processes) or all(p.out.first(ready) for p in processes)
-            ),
+            lambda: any(p.popen.poll() is not None for p in processes) or all(p.out.first(ready) for p in processes),
             START_WITHIN_S,
         )
         if any(p.popen.poll() is not None for p in processes) or not all(p.out.first(ready) for p in processes):

@@ -144,7 +144,7 @@ def connection_closed_below() -> None:
 
     def death() -> None:
         for fd in own_connections():
-            with socket.socket(fileno=os.dup(fd)) as sock:
+            with socket.socket(fileno=os.dup(fd)) as sock, contextlib.suppress(OSError):
                 sock.shutdown(socket.SHUT_RDWR)
         with reported("pending"):
             dist.barrier()
@@ -384,7 +384,7 @@ def loader_workers() -> None:
     try:
         for _ in batches:
             pass
-    except RuntimeError as error:
+    except (RuntimeError, OSError) as error:  # torch's own words for a worker that is gone
         tell(what="loader", text=str(error))
     for _ in range(5):
         t = torch.ones(100000)

@@ -16,7 +16,9 @@ SOURCES = [str(ROOT / "examples" / "c" / name) for name in ("all_reduce.c", "exc
 
 
 def run(*command: str, **env: str) -> str:
-    done = subprocess.run(command, env=dict(os.environ, **env), capture_output=True, text=True, timeout=120, check=False)
+    done = subprocess.run(
+        command, env=dict(os.environ, **env), capture_output=True, text=True, timeout=120, check=False
+    )
     assert done.returncode == 0, (command, done.stdout[-2000:], done.stderr[-2000:])
     return done.stdout
 
