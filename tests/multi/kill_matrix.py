@@ -1,13 +1,13 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Kills a random rank of a job at a random time: every kind of job, over CPU islands and emulated vendors, per transport.
+"""Kills a random rank of a job at a random time: every kind of job, over CPU islands and over emulated vendors.
 
 Where kill_random.py kills one training script, this runs the kinds of work in which a death is met differently:
 all_reduce, an FSDP2 step, batch_isend_irecv, barrier, and an object collective.  Number, seed and nothing else decide a
 kill, so a run can be stopped and resumed (`--state FILE`, a JSON line per kill), or one kill repeated (`--only N`).
 
-Every survivor must raise within 5 s of the kill and say on its own stderr, in one line, the dead rank, the operation and
-its number; it must exit by itself with a code that is not 0; and no process, socket or shared memory may be left.
+Every survivor must raise within 5 s of the kill and say on its own stderr, in one line, the dead rank, the operation
+and its number; it must exit by itself with a code that is not 0; and no process, socket or shared memory may be left.
 
 Ranks are forked from this process, which has imported torch once; as root it has namespaces of its own.
 
@@ -121,7 +121,7 @@ def object_collective(rank: int, size: int) -> Any:
         everybody: list[Any] = [None] * size
         dist.all_gather_object(everybody, {"rank": rank, "text": "x" * 2000 * rank})
         assert [item["rank"] for item in everybody] == list(range(size))
-        chosen = [everybody if rank == 0 else None]
+        chosen: list[Any] = [everybody if rank == 0 else None]
         dist.broadcast_object_list(chosen, src=0)
         assert len(chosen[0]) == size
         yield
@@ -132,9 +132,8 @@ JOBS: list[Callable[[int, int], Any]] = [all_reduce, fsdp2_step, batch_isend_ire
 
 def rank_main(job: Callable[[int, int], Any], rank: int, size: int) -> int:
     """A rank: says "ready" after its first round and works until something raises."""
-    import torch.distributed as dist
-
     import gpubridge.torch  # noqa: F401
+    import torch.distributed as dist
 
     dist.init_process_group("gpubridge")
     for round_, _ in enumerate(job(rank, size)):
@@ -202,7 +201,7 @@ def fork_ranks(job: Callable[[int, int], Any], layout: dict[str, str], transport
         os.close(err[1])
         made.append((rank, Child(pid), open(out[0], "rb"), open(err[0], "rb")))
     # Threads only now: a fork should not copy one that holds a lock.
-    return [base.Process(rank, child, base.Reader(out), base.Reader(err)) for rank, child, out, err in made]  # type: ignore[arg-type]
+    return [base.Process(rank, child, base.Reader(out), base.Reader(err)) for rank, child, out, err in made]
 
 
 # ---- one kill ----

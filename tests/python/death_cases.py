@@ -241,7 +241,7 @@ def missing_in_barrier() -> None:
         if os.environ["BARRIER"] == "monitored":
             dist.group.WORLD.monitored_barrier(timedelta(seconds=1.5), wait_all_ranks=True)  # type: ignore[union-attr]
         else:
-            dist.barrier(timeout=timedelta(seconds=1.5))  # type: ignore[call-arg]
+            dist.barrier(timeout=timedelta(seconds=1.5))
     note(f"told.{rank}")
 
 
@@ -361,7 +361,7 @@ def interrupted_everywhere() -> None:
 # ---- C18 ----
 
 
-class Numbers(torch.utils.data.Dataset):  # type: ignore[type-arg]
+class Numbers(torch.utils.data.Dataset):
     def __len__(self) -> int:
         return 64
 

@@ -182,7 +182,8 @@ def become_rank(request: dict[str, Any], rank: int) -> Callable[[], None]:
 
 def reap(pids: dict[int, int], limit: float) -> dict[int, int]:
     """Exit codes by rank; at the limit the rest is killed."""
-    end, codes = time.monotonic() + limit, {}
+    codes: dict[int, int] = {}
+    end = time.monotonic() + limit
     while len(codes) < len(pids):
         for rank, pid in pids.items():
             if rank not in codes:
@@ -199,10 +200,9 @@ def reap(pids: dict[int, int], limit: float) -> dict[int, int]:
 
 def serve() -> Callable[[], None] | None:
     """Forks ranks on request.  In a rank: returns its case.  At the end of requests: None."""
-    import torch.distributed.fsdp  # noqa: F401
-    import torch.utils.data  # noqa: F401
-
     import gpubridge.torch  # noqa: F401
+    import torch.distributed.fsdp
+    import torch.utils.data  # noqa: F401
 
     pids: dict[int, int] = {}
 

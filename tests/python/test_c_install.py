@@ -78,7 +78,7 @@ def test_what_is_installed(installed: Path) -> None:
 
 
 def test_manual_page_shows_every_function(installed: Path) -> None:
-    """As a reader sees it, without a warning of the formatter; gen_man.py --check (lint) keeps it equal to the header."""
+    """As a reader sees it, without a warning of the formatter; lint keeps it equal to the header."""
     if not shutil.which("man"):
         pytest.skip("needs the program man")
     [page] = installed.rglob("gpubridge.3*")

@@ -299,11 +299,12 @@ def test_b21_timeout_of_a_batch_lists_what_has_no_match(forge: Forge) -> None:
 )
 def test_c16_exit_keeps_the_code(forge: Forge, case: str, codes: list[int]) -> None:
     vendors = case in ("exits_with_code", "exits_while_a_thread_waits")
-    more = {"GPUBRIDGE_EMULATE": "cuda,cuda,hip", "GPUBRIDGE_ISLAND": ""} if vendors else {}
+    emulate = "cuda,cuda,hip" if vendors else ""
     began = time.monotonic()
-    ended = start(forge, case, **more).ended()
+    islands = "" if vendors else "a,b,b"
+    ended = start(forge, case, GPUBRIDGE_EMULATE=emulate, GPUBRIDGE_ISLAND=islands).ended()
     assert [e.code for e in ended] == codes, ended
-    assert time.monotonic() - began < 15, "10 s, and a start"
+    assert time.monotonic() - began < 30, "10 s, and a start"
 
 
 def test_c16_interrupted_everywhere(forge: Forge) -> None:
