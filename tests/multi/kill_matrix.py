@@ -191,7 +191,7 @@ def fork_ranks(job: Callable[[int, int], Any], layout: dict[str, str], transport
     size = len(next(iter(layout.values())).split(","))
     common = {"GPUBRIDGE_EMULATE": "", "GPUBRIDGE_ISLAND": "", "MASTER_ADDR": "127.0.0.1", "WORLD_SIZE": str(size)}
     common.update(layout, MASTER_PORT=str(base.free_port()), GPUBRIDGE_TRANSPORT=transport, LOCAL_WORLD_SIZE=str(size))
-    made = []
+    made: list[tuple[int, Any, Any, Any]] = []
     for rank in range(size):
         out, err = os.pipe(), os.pipe()
         pid = os.fork()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Fixtures: pools of ranks that live for the session, one layout at a time."""
+"""Fixtures: pools of ranks that live for the session, one layout at a time; the process that forks whole ranks; hosts."""
 
 from __future__ import annotations
 
@@ -32,6 +32,8 @@ def _use_source_tree() -> None:
 
 _use_source_tree()
 
+from forks import Forge  # noqa: E402
+from networks import hosts  # noqa: E402, F401  a fixture
 from pool import Layout, Pool, Pools  # noqa: E402
 
 
@@ -50,3 +52,10 @@ def ranks(pools: Pools) -> Callable[..., Pool]:
         return pools.get(layout, **extra)
 
     return get
+
+
+@pytest.fixture(scope="session")
+def forge() -> Iterator[Forge]:
+    made = Forge()
+    yield made
+    made.close()
