@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Fixtures: pools of ranks that live for the session, one layout at a time; the process that forks whole ranks; hosts."""
+"""Fixtures: pools of ranks that live for the session, one layout at a time; forks of whole ranks; hosts."""
 
 from __future__ import annotations
 

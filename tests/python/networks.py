@@ -47,6 +47,11 @@ def hosts() -> Iterator[list[str]]:
 
 def cut(host: str, *addresses: str) -> None:
     """Drops what `host` would receive from the addresses."""
-    rules = "table inet cut { chain in { type filter hook input priority 0; %s } }"
-    text = rules % " ".join(f"ip saddr {address} drop;" for address in addresses)
-    run("ip", "netns", "exec", host, "nft", text)
+    drop(host, *[f"ip saddr {address}" for address in addresses])
+
+
+def drop(host: str, *matches: str) -> None:
+    """Drops what `host` would receive and one of the matches (in nft's words) fits."""
+    rules = "\n".join(f"{match} drop" for match in matches)
+    chain = f"chain in {{\n type filter hook input priority 0\n {rules}\n}}"
+    run("ip", "netns", "exec", host, "nft", f"table inet drops {{\n{chain}\n}}")
