@@ -211,8 +211,8 @@ def test_c14_barrier_lists_all_missing_ranks(forge: Forge, kind: str) -> None:
     ended = start(forge, "missing_in_barrier", 4, BARRIER=kind).ended()
     for rank in range(4):
         fact = told(ended[rank], "barrier" if rank < 2 else "late")
-        check_named(fact, "rank 2 (", "rank 3 (", "BARRIER", "timed out after 1.5 s")
-        assert "rank 1 (" not in fact["text"].split("[")[0] or "on rank 0" in fact["text"], fact
+        check_named(fact, "rank 2 (", "rank 3 (", "BARRIER", "timed out after")
+        assert not re.search(r"not arrived there:.*rank [01] \(", fact["text"].split("[")[0]), fact
     assert any("TimeoutError" in told(ended[rank], "barrier")["classes"] for rank in range(2)), ended
 
 
@@ -226,7 +226,7 @@ def test_timeout_of_a_wait(forge: Forge) -> None:
 def test_timeout_of_an_operation(forge: Forge) -> None:
     ended = start(forge, "operation_times_out").ended()
     for rank in range(3):
-        check_named(told(ended[rank], "operation"), "rank 1 (", "rank 2 (", "timed out after 2.0 s", "ALL_REDUCE")
+        check_named(told(ended[rank], "operation"), "rank 1 (", "rank 2 (", "timed out after", "ALL_REDUCE")
     assert "TimeoutError" in told(ended[0], "operation")["classes"], ended[0]
 
 
