@@ -223,8 +223,8 @@ struct gpubridge_comm_stats {
 };
 GPUBRIDGE_CHECKED int gpubridge_comm_stats(gpubridge_comm *comm, struct gpubridge_comm_stats *stats);
 
-/* What one kind of operation sent to other islands with one codec, since the comm was made.  What is counted at
- * encoding and decoding is counted where that is done on the host. */
+/* What one kind of operation sent to other islands with one codec, since the comm was made.  A device's blocks are
+ * counted with the operation that finishes next; samples are taken where encoding is done on the host. */
 struct gpubridge_codec_stats {
     size_t struct_size;
     uint64_t ops;               /* operations completed */

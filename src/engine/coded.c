@@ -7,6 +7,7 @@
 
 #include "base/log.h"
 #include "codec/scan.h"
+#include "engine/internal.h"
 
 #include <math.h>
 #include <string.h>
@@ -118,17 +119,33 @@ void gb_coded_message(struct gb_op *op, const struct gb_step *step)
         c->wire_bytes += step->bytes;
         pthread_mutex_unlock(&op->group->coded_lock);
     }
-    if (!op->dev || !codec || step->final) return;
+    if (!op->dev || op->shadow || !codec || step->final) return;
     const struct gb_ref *ref = is_send ? &step->src : &step->dst;
     uint64_t wild = gb_codec_not_finite(codec, (const char *)op->buf[ref->buf] + ref->off, step->count);
     if (wild) note_sender(op, is_send ? op->group->rank : step->peer, wild);
+}
+
+/* What the device counted since it was asked last: of this operation, and of the beginnings of others in flight. */
+static void take_device_counts(struct gb_op *op, uint64_t fresh[GB_CODEC_STATS])
+{
+    struct gb_engine *engine = op->engine;
+    uint64_t now[GB_CODEC_STATS];
+    gb_launcher_coded(engine->config.launcher, now);
+    for (int i = 0; i < GB_CODEC_STATS; i++) {
+        fresh[i] = now[i] > engine->coded_seen[i] ? now[i] - engine->coded_seen[i] : 0;
+        engine->coded_seen[i] += fresh[i];
+    }
 }
 
 void gb_coded_finished(struct gb_op *op)
 {
     const struct gb_plan *plan = op->xplan->plan;
     struct gb_coded *c = counters(op);
+    uint64_t fresh[GB_CODEC_STATS] = {0};
+    if (op->dev && !op->shadow && plan->codec) take_device_counts(op, fresh);
     pthread_mutex_lock(&op->group->coded_lock);
+    c->blocks += fresh[GB_CODEC_BLOCKS];
+    c->saturated += fresh[GB_CODEC_SATURATED];
     c->ops++;
     c->in_bytes += plan->codec ? 4 * plan->encoded_values : plan->bridge_send_bytes;
     pthread_mutex_unlock(&op->group->coded_lock);

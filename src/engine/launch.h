@@ -87,6 +87,8 @@ struct gb_launcher {
     _Atomic uint64_t pool_bytes, pool_used, pool_limit; /* of both pools: reserved, in use, soft limit */
     struct gb_module *module;
     void *reduce, *poison; /* kernels */
+    uint64_t *coded;       /* device memory: [GB_CODEC_STATS] what encoding met since the launcher opened, */
+    uint64_t *coded_seen;  /* and a pinned copy, made at the end of every job with a codec */
     pthread_t thread;
     pthread_mutex_t issuing;
     pthread_mutex_t lock;

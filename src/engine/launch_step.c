@@ -175,6 +175,7 @@ static int issue_reduce(struct gb_launcher *launcher, const struct gb_job *job, 
     args.codec = op->plan->codec;
     args.dst_is_acc = step->dst_is_acc;
     args.dst_is_enc = step->dst_is_enc;
+    args.stats = step->dst_is_enc ? launcher->coded : NULL;
     for (uint32_t k = 0; k < step->nparts; k++) {
         const struct gb_part *part = &op->plan->parts[step->part + k];
         args.src[k] = address(op, &part->ref);
@@ -310,6 +311,11 @@ static int end(struct gb_launcher *launcher, struct gb_job *job)
     void *const stream = job->set->stream[QUEUE_IN];
     GB_TRY(begin(launcher, job, QUEUE_IN));
     GB_TRY(join(launcher, job));
+    if (op->plan->codec) {
+        const uint64_t bytes = GB_CODEC_STATS * sizeof *launcher->coded;
+        GB_TRY(gb_stream_copy(launcher->device, launcher->coded_seen, launcher->coded, bytes, stream));
+        job->set->issued[QUEUE_IN]++;
+    }
     GB_TRY(poison(launcher, job));
     GB_TRY(gb_event_record(launcher->device, job->done, stream));
     op->done = job->done;

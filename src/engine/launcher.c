@@ -20,6 +20,8 @@
 #define SPINS    50        /* passes without a pause while events are pending */
 #define PAUSE_NS 20000
 
+#define CODED_BYTES (GB_CODEC_STATS * sizeof(uint64_t))
+
 /* ---- opening: on the launcher thread, since contexts and modules are bound to threads ---- */
 
 /* First uses may load code or start threads inside the driver, and would then wait for closed flags: now nothing waits.
@@ -41,6 +43,7 @@ static int warm_up(struct gb_launcher *launcher)
     }
     GB_TRY(gb_stream_copy(device, word, scrap, sizeof(uint32_t), stream));
     GB_TRY(gb_stream_copy(device, scrap, word, sizeof(uint32_t), stream));
+    GB_TRY(gb_stream_copy(device, launcher->coded, launcher->coded_seen, CODED_BYTES, stream));
     if (launcher->gated) {
         GB_TRY(gb_stream_write_flag(device, stream, word, 1));
         GB_TRY(gb_stream_wait_flag(device, stream, word, 1));
@@ -68,6 +71,12 @@ static int open_device(struct gb_launcher *launcher)
     launcher->has_kernels = load_kernels(launcher) == 0;
     if (!launcher->has_kernels)
         GB_WARN("sums are made in host memory, far slower, since the kernels could not be compiled: %s", gb_err_text());
+    void *coded = NULL;
+    launcher->coded_seen = gb_launch_keep(launcher, CODED_BYTES);
+    if (!launcher->coded_seen) return GPUBRIDGE_ERR_NO_MEMORY;
+    memset(launcher->coded_seen, 0, CODED_BYTES);
+    GB_TRY(gb_device_alloc(launcher->device, CODED_BYTES, &coded));
+    launcher->coded = coded;
     return warm_up(launcher);
 }
 
@@ -79,6 +88,8 @@ static void close_device(struct gb_launcher *launcher)
         gb_set_destroy(launcher, set);
     }
     gb_launch_events_fini(launcher);
+    gb_launch_unkeep(launcher, launcher->coded_seen, CODED_BYTES);
+    if (launcher->coded) gb_device_free(launcher->device, launcher->coded);
     gb_module_destroy(launcher->device, launcher->module);
     gb_launch_pool_fini(&launcher->host);
     gb_launch_pool_fini(&launcher->mem);
@@ -459,4 +470,9 @@ void gb_launcher_drop_set(struct gb_launcher *launcher, uint32_t set)
     if (!drop) return; /* the streams stay until the launcher closes */
     *drop = (struct drop){launcher, set};
     gb_launcher_call(launcher, drop_set, drop);
+}
+
+void gb_launcher_coded(const struct gb_launcher *launcher, uint64_t counts[GB_CODEC_STATS])
+{
+    for (int i = 0; i < GB_CODEC_STATS; i++) counts[i] = *(volatile const uint64_t *)(launcher->coded_seen + i);
 }

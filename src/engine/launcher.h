@@ -84,6 +84,10 @@ int gb_launcher_wait_stream(struct gb_launcher *launcher, struct gb_dev_op *op, 
  * The launcher does not touch `op` any more. */
 void gb_launcher_release(struct gb_launcher *launcher, struct gb_dev_op *op);
 
+/* Engine: what encoding has met on this device, counted since the launcher opened, when the last operation that used a
+ * codec ended. */
+void gb_launcher_coded(const struct gb_launcher *launcher, uint64_t counts[GB_CODEC_STATS]);
+
 /* Engine: the streams of a set are not needed any more (none of its operations is in flight). */
 void gb_launcher_drop_set(struct gb_launcher *launcher, uint32_t set);
 

@@ -311,6 +311,12 @@ static void wild_values(struct rank *rank, gpubridge_comm *comm)
                codec_names[codec], (unsigned long long)wild);
         struct gpubridge_codec_stats stats = {.struct_size = sizeof stats};
         EXPECT_OK(gpubridge_comm_codec_stats(comm, GPUBRIDGE_ALL_REDUCE, codec, &stats));
+        EXPECT(stats.ops && stats.blocks && stats.wire_bytes && stats.in_bytes > stats.wire_bytes,
+               "nothing was counted");
+        double least = codec == GPUBRIDGE_CODEC_MXFP4 ? 12 : 20; /* dB; a rank may have sampled zeros only */
+        EXPECT(stats.signal == 0 || 10 * log10(stats.signal / stats.noise) > least, "%s: signal %g, noise %g",
+               codec_names[codec], stats.signal, stats.noise);
+        EXPECT(stats.signal > 0 || layout->size > 2 || emulated, "no error was sampled");
         uint64_t *words = rank_words(rank);
         words[rank->rank] = stats.not_finite_values ? (uint64_t)stats.not_finite_rank : UINT64_MAX;
         rank_meet(rank);
