@@ -191,12 +191,15 @@ int main(int argc, char **argv)
         delay[j] = mean_delay(family, wander, seed + 2, &s, j, h[j], shift, 32768);
         if (delay[j] < delay[best]) best = j;
     }
+    char delays[MEMBERS][32];
+    for (int j = 0; j < MEMBERS; j++) /* JSON knows no infinity: a member that never found all of them */
+        if (snprintf(delays[j], sizeof delays[j], isinf(delay[j]) ? "null" : "%.1f", delay[j]) < 0) return 1;
     printf(
         "{\"tool\": \"member\", \"family\": \"%s\", \"shift\": %g, \"run_length\": %g, \"steps\": %g, \"seed\": %llu, "
         "\"wander_steps\": %g, \"spread\": %.5f, \"omega\": %.5f, \"thresholds\": [%.3f, %.3f, %.3f, %.3f], "
         "\"delays\": "
-        "[%.1f, %.1f, %.1f, %.1f], \"best\": %.2f, \"member\": %d}\n",
+        "[%s, %s, %s, %s], \"best\": %.2f, \"member\": %d}\n",
         noise_name(family), shift, run, steps, (unsigned long long)seed, wander, s.spread, s.omega, h[0], h[1], h[2],
-        h[3], delay[0], delay[1], delay[2], delay[3], delay[best], best);
+        h[3], delays[0], delays[1], delays[2], delays[3], delay[best], best);
     return 0;
 }

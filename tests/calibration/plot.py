@@ -30,6 +30,11 @@ OPTIMUM = {0.02: 168.9, 0.01: 606.0, 0.005: 2128.0}
 WINDOW = 100
 
 
+def width(value: float) -> str:
+    """Of an interval; the upper end of what the clip hid is without a bound."""
+    return f"{value:.4f}" if value < 1e6 else "without a bound"
+
+
 def load(folder: Path, name: str) -> list[dict[str, Any]]:
     """The results of one group of tasks, oldest first."""
     path = folder / f"{name}.jsonl"
@@ -92,7 +97,8 @@ def print_delays(folder: Path) -> None:
                 f"share {r['share']}: n {r['injected']}, mean {r['mean']}{ratio}, "
                 f"p50 {r['p50']} p95 {r['p95']} p99 {r['p99']}, never {r['not_found']}, "
                 f"in 200 {r['within_200']:.3f}, size {r['size_coverage']:.3f} "
-                f"(width {r['size_width_p50']:.4f}), onset {r['onset_coverage']:.3f} (width {r['onset_width_p50']:.0f})"
+                f"(width {width(r['size_width_p50'])}), "
+                f"onset {r['onset_coverage']:.3f} (width {r['onset_width_p50']:.0f})"
             )
             if "delays" in r:
                 windows = [math.ceil(d / WINDOW) for d in r["delays"]]
