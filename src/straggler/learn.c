@@ -209,12 +209,11 @@ void gb_learn_refresh(const struct gb_tables *t, struct gb_hot *h, int lane, str
     h->gross[lane] = gross_level(a, t, &s);
 }
 
-/* A member that is not armed yet has seen enough healthy steps. */
+/* A member that is not armed yet has seen enough healthy steps.  The first refresh has armed the widest one. */
 static int can_arm(const struct gb_tables *t, const struct gb_hot *h, int lane)
 {
     uint32_t slow = h->flags[lane] >> GB_SLOW_SHIFT;
-    int next = slow ? (int)slow - 2 : GB_MEMBERS - 1;
-    return next >= 0 && is_ripe(t, h, lane, next);
+    return slow > 1 && is_ripe(t, h, lane, (int)slow - 2);
 }
 
 static void halve(struct gb_learned *a)

@@ -54,7 +54,7 @@ def normal_quantile(p: float) -> float:
 class Job:
     """A random job: its recording, and the reference that hears the same."""
 
-    def __init__(self, seed: int, peers: int = 0) -> None:
+    def __init__(self, seed: int, peers: int = 0, kinds: int = 0) -> None:
         self.rng = rng = random.Random(seed)
         size = rng.random()
         if size < 0.62:
@@ -69,10 +69,12 @@ class Job:
             self.ranks, self.steps = rng.choice((1, 4)), rng.randint(900, 2600)
         if peers:  # one large group
             self.ranks, self.steps = peers, 200
-        self.kinds = 2 if rng.random() < 0.1 else 1
+        self.kinds = kinds or (2 if rng.random() < 0.1 else 1)
         self.groups = [0] * self.ranks
         if self.ranks > 1 and rng.random() < 0.3 and not peers:
             self.groups = [rng.randrange(2) for _ in range(self.ranks)]
+        if kinds:  # two groups, both large enough to have peers
+            self.groups = [i % 2 for i in range(self.ranks)]
         self.alarms = 10.0 ** rng.uniform(-6, 2)
         self.warmup = rng.choice((-1, 1, 3, 10))
         self.peers = rng.choice((0, 0, -1)) if not peers else 0
@@ -181,6 +183,9 @@ class Job:
         return frame(1, payload), bad
 
 
+HORIZONS = (200.0, 15.0, 30.0, 45.0, 70.0)  # steps
+
+
 class Counter:
     """What was compared."""
 
@@ -195,8 +200,9 @@ def state_dump(ref: Reference, quantile: float, count: Counter) -> bytes:
             data, stream = ref.state_bytes(kind, i), ref.streams[kind][i]
             out.append(data)
             score = stream.score_ratio()[0] if stream.phase == RUN else 0.0
-            out.append(struct.pack("<dd", score, ref.detectable(kind, i, 200.0, quantile)))
-            count.floats += (len(data) - 80) // 4 if len(data) < 300 else 42 + 36
+            out.append(struct.pack("<dd", score, stream.slowdown()))
+            out.append(struct.pack("<5d", *(ref.detectable(kind, i, h, quantile) for h in HORIZONS)))
+            count.floats += (len(data) - 80) // 4 if len(data) < 300 else 42 + 41
             count.states += 1
     return b"".join(out)
 

@@ -1,9 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0
  * Replays a file of straggler recordings, one after another, and writes what the engine holds after every record: the
- * status (i32), then of every stream the state bytes, the score and the slowdown detectable within 200 steps (f64
- * each). The differential test compares this, from every build, with the reference.  `replay_states FILE N` dumps after
- * every Nth record only.  */
+ * status (i32), then of every stream the state bytes, the score, the slowdown of its verdict and the ones detectable
+ * within 200, 15, 30, 45 and 70 steps (f64 each). The differential test compares this, from every build, with the
+ * reference.  `replay_states FILE N` dumps after every Nth record only; with N = 0 the file holds doubles, and their
+ * exponentials, logarithms and clipped inverses come out, or 0 where there is none: what single precision in the states
+ * would hide.  */
 #include "base/err.h"
+#include "straggler/num.h"
+#include "straggler/stream.h"
 
 #include <gpubridge/straggler.h>
 
@@ -43,15 +47,32 @@ static void dump(const gpubridge_straggler *e, const struct shape *s)
     for (int32_t kind = 0; kind < s->kinds; kind++)
         for (int32_t i = 0; i < s->ranks + s->groups; i++) {
             int32_t rank = i < s->ranks ? i : s->ranks - 1 - i;
-            double slowdown;
+            static const double horizons[] = {200.0, 15.0, 30.0, 45.0, 70.0};
+            double found[5];
             struct gpubridge_straggler_report report = {.struct_size = sizeof report};
             if (gpubridge_straggler_state_bytes(e, rank, kind, bytes, sizeof bytes, &n)) exit(4);
-            if (gpubridge_straggler_detectable(e, rank, kind, 200.0, 0.95, &slowdown)) exit(5);
+            for (int k = 0; k < 5; k++)
+                if (gpubridge_straggler_detectable(e, rank, kind, horizons[k], 0.95, &found[k])) exit(5);
             if (gpubridge_straggler_report(e, rank, kind, &report)) exit(6);
             out(bytes, n);
             out(&report.score, sizeof report.score);
-            out(&slowdown, sizeof slowdown);
+            out(&report.slowdown, sizeof report.slowdown);
+            out(found, sizeof found);
         }
+}
+
+static void numbers(const unsigned char *data, size_t size)
+{
+    for (size_t at = 0; at + sizeof(double) <= size; at += sizeof(double)) {
+        double x, y;
+        memcpy(&x, data + at, sizeof x);
+        y = gb_exp(x);
+        out(&y, sizeof y);
+        y = x > 0.0 ? gb_log(x) : 0.0;
+        out(&y, sizeof y);
+        y = gb_gauss_clipped_inverse(x < 0.0 ? 0.0 : x < 2.0 ? x : 2.0);
+        out(&y, sizeof y);
+    }
 }
 
 int main(int argc, char **argv)
@@ -67,7 +88,8 @@ int main(int argc, char **argv)
     fclose(f);
     gpubridge_straggler *e = NULL;
     struct shape shape = {0};
-    for (size_t at = 0, used; at < (size_t)size; at += used) {
+    if (every <= 0) numbers(data, (size_t)size);
+    for (size_t at = 0, used; every > 0 && at < (size_t)size; at += used) {
         uint32_t type, length;
         memcpy(&type, data + at, 4);
         memcpy(&length, data + at + 4, 4);

@@ -326,6 +326,12 @@ class Stream:
 
     # ---- section 7.1 ----
 
+    def slowdown(self) -> float:
+        """Relative slowdown of the standing verdict, 0 without one, infinite where the clip hides it (section 9)."""
+        if self.phase != RUN or not self.verdict:
+            return 0.0
+        return INF if self.magnitude > 80.0 else exp(self.magnitude) - 1.0
+
     def score_ratio(self) -> tuple[float, int, int]:
         """(ratio, member, 1 if slower)."""
         best, member, slower = 0.0, -1, 1
