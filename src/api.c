@@ -201,6 +201,14 @@ int gpubridge_request_wait_stream(gpubridge_request *request, void *stream)
     return gb_engine_wait_stream(op_of(request), stream);
 }
 
+size_t gpubridge_request_describe(gpubridge_request *request, char *text, size_t capacity)
+{
+    char words[480] = "";
+    if (request) gb_engine_describe(op_of(request), words, sizeof words);
+    if (capacity) snprintf(text, capacity, "%s", words);
+    return strlen(words);
+}
+
 int gpubridge_request_source(gpubridge_request *request, int32_t *rank)
 {
     if (!request || gb_op_test(op_of(request)) == GPUBRIDGE_AGAIN)

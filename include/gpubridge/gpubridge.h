@@ -279,6 +279,9 @@ GPUBRIDGE_CHECKED int gpubridge_request_test(gpubridge_request *request);
 GPUBRIDGE_CHECKED int gpubridge_request_wait_stream(gpubridge_request *request, void *stream);
 /* Source rank of a completed RECV with root = -1. */
 GPUBRIDGE_CHECKED int gpubridge_request_source(gpubridge_request *request, int32_t *rank);
+/* What an unfinished operation waits for, in words: its number, and who has not arrived.  Returns the length needed
+ * without the 0; 0 when it is complete. */
+GPUBRIDGE_API size_t gpubridge_request_describe(gpubridge_request *request, char *text, size_t capacity);
 /* The operation goes on; its buffers stay borrowed until it is done.  NULL is fine. */
 GPUBRIDGE_API void gpubridge_request_free(gpubridge_request *request);
 /* Blocks until at least one operation with GPUBRIDGE_OP_NOTIFY completed or the timeout passed (GPUBRIDGE_AGAIN; < 0:

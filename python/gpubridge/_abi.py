@@ -230,6 +230,7 @@ FUNCTIONS: list[tuple[str, Any, tuple[Any, ...]]] = [
     ("request_test", c_int, (c_void_p,)),
     ("request_wait_stream", c_int, (c_void_p, c_void_p)),
     ("request_source", c_int, (c_void_p, POINTER(c_int32))),
+    ("request_describe", c_size_t, (c_void_p, c_char_p, c_size_t)),
     ("request_free", None, (c_void_p,)),
     ("completions", c_int, (c_void_p, POINTER(c_uint64), c_int32, c_int64, POINTER(c_int32))),
     ("completions_stop", None, (c_void_p,)),

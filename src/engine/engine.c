@@ -163,14 +163,14 @@ static void unmatched_text(const struct gb_group *group, const struct gb_op *lat
     if (more && n < capacity) snprintf(text + n, capacity - n, ", and %u more", more);
 }
 
-static void missing_text(const struct gb_group *group, const struct gb_op *op, uint64_t now, char *text,
+static void missing_text(const struct gb_group *group, const struct gb_op *op, const char *verb, char *text,
                          size_t capacity)
 {
     char name[128];
     gb_sig_text(&op->sig, op->key.seq, name, sizeof name);
     const char *what = !op->is_p2p ? "" : op->kind == GPUBRIDGE_SEND ? "SEND of " : "RECV of ";
-    int n = snprintf(text, capacity, "%s%s timed out after %.1f s on rank %u; ", what, name,
-                     (double)(now - op->submit_ns) * 1e-9, group->rank);
+    int n = snprintf(text, capacity, "%s%s %s after %.1f s on rank %u; ", what, name, verb,
+                     (double)(gb_now_ns() - op->submit_ns) * 1e-9, group->rank);
     if (op->is_p2p) {
         unmatched_text(group, op, text + n, capacity - (size_t)n);
         return;
@@ -194,7 +194,7 @@ static void check_deadlines(struct gb_group *group, uint64_t now)
         if (op->is_aborting) continue;
         if ((int64_t)now > op->deadline_ns) {
             char text[480];
-            missing_text(group, op, now, text, sizeof text);
+            missing_text(group, op, "timed out", text, sizeof text);
             gb_op_fail(op, GPUBRIDGE_ERR_TIMEOUT, text);
             return;
         }
@@ -292,6 +292,29 @@ static int wait_word(struct gb_engine *engine, _Atomic uint32_t *word, uint32_t 
         atomic_fetch_sub_explicit(sleepers, 1, memory_order_relaxed);
     }
     return 0;
+}
+
+struct describe_call {
+    struct gb_op *op;
+    char *text;
+    size_t capacity;
+};
+
+static void describe(void *arg)
+{
+    struct describe_call *call = arg;
+    /* A finished operation may have outlived its group. */
+    if (atomic_load_explicit(&call->op->state, memory_order_acquire) != GB_OP_FINISHED)
+        missing_text(call->op->group, call->op, "is not done", call->text, call->capacity);
+}
+
+void gb_engine_describe(struct gb_op *op, char *text, size_t capacity)
+{
+    struct describe_call call = {op, text, capacity};
+    text[0] = 0;
+    /* Finished: the engine may be gone too. */
+    if (atomic_load_explicit(&op->state, memory_order_acquire) != GB_OP_FINISHED)
+        gb_engine_call(op->engine, describe, &call);
 }
 
 int gb_op_test(struct gb_op *op)

@@ -56,6 +56,8 @@ int gb_engine_wait(struct gb_op *op, int64_t timeout_ns) GB_NODISCARD;
  * gb_engine_wait. */
 int gb_engine_wait_stream(struct gb_op *op, void *stream) GB_NODISCARD;
 int gb_op_test(struct gb_op *op) GB_NODISCARD;
+/* What an unfinished operation waits for; "" when it is finished.  User threads. */
+void gb_engine_describe(struct gb_op *op, char *text, size_t capacity);
 void gb_op_put(struct gb_op *op);
 
 /* Runs fn(arg) in the role, as soon as it is free: now when this thread can take it. */

@@ -91,6 +91,12 @@ class Context:
         check(self.lib.request_source(request, ctypes.byref(rank)))
         return rank.value
 
+    def words_of(self, request: int | None) -> str:
+        """What an unfinished operation waits for."""
+        text = ctypes.create_string_buffer(512)
+        self.lib.request_describe(request, text, len(text))
+        return text.value.decode("utf-8", "replace") or "it has just finished"
+
     def side_stream(self, device: torch.device | None) -> Any:
         """The stream on which this layer orders copies and futures of a GPU."""
         assert device is not None

@@ -294,7 +294,8 @@ class RequestWork(BaseWork):
                 left = end - time.monotonic_ns() if limit else SLICE_NS
                 if left <= 0:
                     raise DistTimeoutError(
-                        f"wait: the operation was not done after {limit / 1e9:g} s; it goes on, its buffers stay in use"
+                        f"wait: not done within {limit / 1e9:g} s: {self._context.words_of(request)}; it goes on, its "
+                        "buffers stay in use"
                     )
                 status = wait(request, min(SLICE_NS, left))
         finally:
