@@ -8,7 +8,7 @@ TESTLOG ?= build/meson-logs/testlog.json
 PYTEST_XML ?= build/pytest.xml
 SOURCES = $(shell git ls-files '*.c' '*.h')
 
-.PHONY: help setup build demo test test-c test-python bench conformance kills nightly docs fmt lint clean
+.PHONY: help setup build demo test test-c test-python bench conformance kills nightly kernels-nvrtc docs fmt lint clean
 
 help:
 	@echo "make demo    train a language model on 2 + 2 emulated GPUs, then compare with a single process"
@@ -16,6 +16,7 @@ help:
 	@echo "make conformance    10,000 random cases by value; make kills: 100 random deaths; make nightly: beyond 2^31 elements"
 	@echo "make bench   all_reduce against Gloo, one JSON line per result"
 	@echo "make build   library and emulators in build/; make setup: also .venv with the package installed"
+	@echo "make kernels-nvrtc  compile the GPU kernels with NVIDIA's compilers, which are installed for that"
 	@echo "make fmt     clang-format and ruff format; make lint: their checks, clang-tidy, mypy, include arrows, sizes"
 	@echo "make docs    files under docs/ that are generated"
 
@@ -48,6 +49,10 @@ kills: setup
 
 nightly: setup
 	GB_TEST_NIGHTLY=1 timeout 3600 $(PY) -m pytest tests/python/test_huge.py -q -s
+
+kernels-nvrtc: setup
+	$(PY) -m pip install -q --no-deps -r requirements-nvrtc.txt
+	$(PY) tests/unit/kernels_nvrtc.py src/codec/kernels.inc
 
 docs: setup
 	$(PY) tools/gen_docs.py

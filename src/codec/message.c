@@ -301,7 +301,7 @@ GB_FN void reduce_all(const struct gb_reduce_args *a)
     a->stats[GB_CODEC_NOT_FINITE] += how.stats[GB_CODEC_NOT_FINITE];
 }
 
-__attribute__((noinline)) void gb_reduce_messages_baseline(const struct gb_reduce_args *args)
+static __attribute__((noinline)) void reduce_baseline(const struct gb_reduce_args *args)
 {
     reduce_all(args);
 }
@@ -320,21 +320,43 @@ reduce_avx512(const struct gb_reduce_args *args)
     reduce_all(args);
 }
 
-void gb_reduce_messages(const struct gb_reduce_args *args)
+const char *gb_message_way(int way)
 {
-    if (__builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl"))
+    static const char *const names[] = {"baseline", "avx2", "avx512"};
+    const int avx2 = __builtin_cpu_supports("avx2") != 0;
+    const int avx512 = avx2 && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512dq") &&
+                       __builtin_cpu_supports("avx512vl");
+    return way >= 0 && way <= avx2 + avx512 ? names[way] : NULL;
+}
+
+void gb_reduce_messages_by(int way, const struct gb_reduce_args *args)
+{
+    if (way == 2)
         reduce_avx512(args);
-    else if (__builtin_cpu_supports("avx2"))
+    else if (way == 1)
         reduce_avx2(args);
     else
-        gb_reduce_messages_baseline(args);
+        reduce_baseline(args);
 }
 
 #else
 
-void gb_reduce_messages(const struct gb_reduce_args *args)
+const char *gb_message_way(int way)
 {
-    gb_reduce_messages_baseline(args);
+    return way == 0 ? "baseline" : NULL;
+}
+
+void gb_reduce_messages_by(int way, const struct gb_reduce_args *args)
+{
+    (void)way;
+    reduce_baseline(args);
 }
 
 #endif
+
+void gb_reduce_messages(const struct gb_reduce_args *args)
+{
+    int way = 0;
+    while (gb_message_way(way + 1)) way++;
+    gb_reduce_messages_by(way, args);
+}

@@ -7,7 +7,10 @@
 #include "codec/reduce.h"
 
 void gb_reduce_messages(const struct gb_reduce_args *args);
-/* The same without wider vectors than the compiler's default, for tests. */
-void gb_reduce_messages_baseline(const struct gb_reduce_args *args);
+
+/* For tests: the vector widths that this machine has, from 0 on until NULL, the widest last; and the operation by one.
+ */
+const char *gb_message_way(int way);
+void gb_reduce_messages_by(int way, const struct gb_reduce_args *args);
 
 #endif

@@ -323,14 +323,16 @@ static void check_operation(int codec, int dtype, uint64_t count, size_t misalig
     memset(want, 0xcc, sizeof want);
     a.dst = want + off;
     a.stats = rng() % 4 ? host : NULL;
-    gb_reduce_messages_baseline(&a);
+    gb_reduce_messages_by(0, &a);
     const uint64_t seen[GB_CODEC_STATS] = {host[0], host[1], host[2]};
-    memset(got, 0xcc, sizeof got);
-    memset(host, 0, sizeof host);
     a.dst = got + off;
-    gb_reduce_host(&a);
-    check_same(&a, want, got, sizeof want, "host");
-    assert_memory_equal(host, seen, sizeof seen);
+    for (int way = 0; gb_message_way(way); way++) {
+        memset(got, 0xcc, sizeof got);
+        memset(host, 0, sizeof host);
+        gb_reduce_messages_by(way, &a);
+        check_same(&a, want, got, sizeof want, gb_message_way(way));
+        assert_memory_equal(host, seen, sizeof seen);
+    }
     memset(got, 0xcc, sizeof got);
     if (a.stats) a.stats = twin;
     twin_reduce(&a, 1 + (unsigned)(rng() % 3), 32 * (1 + (unsigned)(rng() % 2)));
