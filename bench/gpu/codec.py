@@ -146,12 +146,12 @@ try:
         tl.store(scales_ptr + rows, scale.to(tl.uint8))
 
     @triton.jit
-    def triton_add(x_ptr, codes_ptr, scales_ptr, BLOCKS: tl.constexpr):  # type: ignore[no-untyped-def]
+    def triton_add(y_ptr, x_ptr, codes_ptr, scales_ptr, BLOCKS: tl.constexpr):  # type: ignore[no-untyped-def]
         rows = tl.program_id(0) * BLOCKS + tl.arange(0, BLOCKS)
         at = rows[:, None].to(tl.int64) * 128 + tl.arange(0, 128)[None, :]
         scale = (tl.load(scales_ptr + rows).to(tl.int32) << 23).to(tl.float32, bitcast=True)
         x = tl.load(x_ptr + at).to(tl.float32) + tl.load(codes_ptr + at).to(tl.float32) * scale[:, None]
-        tl.store(x_ptr + at, x)
+        tl.store(y_ptr + at, x)
 
     TRITON = str(triton.__version__)
 except ImportError:
@@ -190,7 +190,8 @@ class Speed:
         x = self.x if dtype == torch.float32 else self.x.to(dtype)
         y = self.y.view(dtype)[:n]
         packing = pack_args(codec, self.message.data_ptr(), x.data_ptr(), n, number)
-        adding = add_args(codec, x.data_ptr(), x.data_ptr(), self.message.data_ptr(), n, number)
+        # The sum goes elsewhere: in place, x would double with every call and soon be infinite.
+        adding = add_args(codec, y.data_ptr(), x.data_ptr(), self.message.data_ptr(), n, number)
         wire = message_bytes(codec, n)
         moved = {"copy": 2 * n * x.element_size()}
         moved |= {"pack": n * x.element_size() + wire, "decode_add": 2 * n * x.element_size() + wire}
@@ -203,7 +204,7 @@ class Speed:
             scales = self.message[: n // 128]
             codes = self.message[(n // 128 + 15) // 16 * 16 :][:n].view(torch.float8_e4m3fn)
             calls["triton_pack"] = lambda: triton_pack[(n // 128 // 32,)](x, codes, scales, BLOCKS=32)
-            calls["triton_decode_add"] = lambda: triton_add[(n // 128 // 32,)](x, codes, scales, BLOCKS=32)
+            calls["triton_decode_add"] = lambda: triton_add[(n // 128 // 32,)](y, x, codes, scales, BLOCKS=32)
             moved |= {"triton_pack": moved["pack"], "triton_decode_add": moved["decode_add"]}
         seconds = timed(calls, rounds)
         rates = {name: moved[name] / seconds[name] / 1e9 for name in calls}
