@@ -4,9 +4,9 @@
 limited by `tc tbf`; each codec beside plain sockets with as many streams, which move the same bytes both ways, in the
 same processes and taking turns with them.
 
-Prints and keeps one JSON line per size, rate and codec: seconds (median), speed-up over no codec, share of the plain
-sockets' speed, and the bytes that left the interface by the kernel's own count.  Needs root, ip and tc; touches nothing
-but the namespaces that it makes.
+Prints and keeps one JSON line per size, rate and codec: seconds (median), CPU seconds of rank 0, speed-up over no
+codec, share of the plain sockets' speed, and the bytes that left the interface by the kernel's own count.  Needs root,
+ip and tc; touches nothing but the namespaces that it makes.
 
 usage: netns_all_reduce.py [--gbit 1,5] [--mib 256,1024] [--rounds 3] [--codecs none,bf16,fp8,mxfp4] [--streams 2]
 """
@@ -107,11 +107,12 @@ def rank_main(options: argparse.Namespace) -> None:
         spare = torch.empty_like(tensor)
         views = [memoryview(t.numpy()).cast("B") for t in (tensor, spare)]
         times: dict[str, list[float]] = {name: [] for name in ("plain", *groups)}
+        cpu: dict[str, list[float]] = {name: [] for name in times}
         sent: dict[str, int] = {}
         for number in range(options.rounds + 1):  # the first warms up: connections, windows, memory
             for name in times:
                 dist.barrier()
-                before, start = interface_bytes(), time.perf_counter()
+                before, busy, start = interface_bytes(), time.process_time(), time.perf_counter()
                 if name == "plain":
                     plain.exchange(*views)
                 else:
@@ -119,8 +120,9 @@ def rank_main(options: argparse.Namespace) -> None:
                 took = time.perf_counter() - start
                 if number:
                     times[name].append(took)
+                    cpu[name].append(time.process_time() - busy)
                     sent[name] = interface_bytes() - before
-        found["sizes"][mib] = {"times": times, "sent": sent}
+        found["sizes"][mib] = {"times": times, "cpu": cpu, "sent": sent}
     if dist.get_rank() == 0:
         print(json.dumps(found), flush=True)
     dist.destroy_process_group()
@@ -240,6 +242,7 @@ def rows_of(gbit: float, found: dict[str, Any], options: argparse.Namespace) -> 
                 "rounds": options.rounds,
                 "seconds": round(seconds, 4),
                 "all_seconds": [round(t, 4) for t in result["times"][name]],
+                "cpu_seconds": round(statistics.median(result["cpu"][name]), 4),
                 "plain_ratio": round(median["plain"] / seconds, 4),
                 "interface_bytes": result["sent"][name],
                 "machine": options.machine,
