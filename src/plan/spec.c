@@ -103,6 +103,27 @@ int gb_folds_once(const struct gb_topo *topo, const struct gb_plan_spec *spec)
            (is_wide || !is_any_staged(topo));
 }
 
+static uint64_t largest_block(const struct gb_topo *topo, const struct gb_plan_spec *spec)
+{
+    if (!spec->counts) return spec->count;
+    uint64_t most = 0;
+    for (uint32_t r = 0; r < topo->nranks; r++)
+        if (spec->counts[r] > most) most = spec->counts[r];
+    return most;
+}
+
+/* Encoded messages are small, and a message costs the same whatever its size: chunks are larger by the power of two
+ * that the codec saves, as long as there are enough of them to overlap. */
+static uint64_t grow_encoded(const struct gb_topo *topo, const struct gb_plan_spec *spec, uint64_t bytes,
+                             uint64_t width)
+{
+    static const uint8_t saves[GB_CODEC_COUNT] = {1, 2, 2, 4, 4, 4, 8};
+    const uint64_t all = largest_block(topo, spec) * width;
+    uint64_t grown = bytes;
+    while (grown < bytes * saves[gb_spec_codec(topo, spec)] && 32 * grown <= all) grown *= 2;
+    return grown;
+}
+
 uint64_t gb_chunk_elements(const struct gb_topo *topo, const struct gb_plan_spec *spec)
 {
     uint64_t width = gb_spec_reduces(spec) ? gb_acc_bytes(spec->dtype) : gb_dtype_bytes(spec->dtype);
@@ -115,17 +136,8 @@ uint64_t gb_chunk_elements(const struct gb_topo *topo, const struct gb_plan_spec
     /* and what a rank stages for all others at once stays bounded. */
     uint64_t most = spec->chunk_bytes * (is_by_pairs(spec) ? 8 : 32) / topo->nranks;
     if (spec->op != GPUBRIDGE_ALL_REDUCE && spec->op != GPUBRIDGE_BROADCAST && bytes > most) bytes = most;
-    uint64_t elements = bytes / width / GB_GRID * GB_GRID;
+    uint64_t elements = grow_encoded(topo, spec, bytes, width) / width / GB_GRID * GB_GRID;
     return elements ? elements : GB_GRID;
-}
-
-static uint64_t largest_block(const struct gb_topo *topo, const struct gb_plan_spec *spec)
-{
-    if (!spec->counts) return spec->count;
-    uint64_t most = 0;
-    for (uint32_t r = 0; r < topo->nranks; r++)
-        if (spec->counts[r] > most) most = spec->counts[r];
-    return most;
 }
 
 int gb_spec_is_flat(const struct gb_topo *topo, const struct gb_plan_spec *spec)

@@ -249,30 +249,31 @@ static void spread_case(struct run r, uint64_t seed)
     free_inputs(inputs);
 }
 
-/* Every codec and size; of the other choices one each, another with each case. */
+/* Every codec and size by ALL_REDUCE, and of the other kinds one, another with each third case; dtype and sum change
+ * with the case.  `full`: everything with everything. */
 static void all_cases(struct rank *rank, gpubridge_comm *comm)
 {
-    static const int kinds[] = {GPUBRIDGE_ALL_REDUCE, GPUBRIDGE_ALL_REDUCE, GPUBRIDGE_ALL_REDUCE,
-                                GPUBRIDGE_REDUCE,     GPUBRIDGE_ALL_REDUCE, GPUBRIDGE_REDUCE_SCATTER,
-                                GPUBRIDGE_ALL_REDUCE, GPUBRIDGE_ALL_GATHER, GPUBRIDGE_BROADCAST};
+    static const int kinds[] = {GPUBRIDGE_ALL_REDUCE, GPUBRIDGE_REDUCE, GPUBRIDGE_REDUCE_SCATTER, GPUBRIDGE_ALL_GATHER,
+                                GPUBRIDGE_BROADCAST};
     static const int ops[] = {GPUBRIDGE_SUM, GPUBRIDGE_AVG, GPUBRIDGE_PREMUL_SUM};
-    uint64_t number = 0, every = full ? 1 : (uint64_t)(2 * SANITIZED_FACTOR);
-    for (int codec = GPUBRIDGE_CODEC_BF16; codec <= GPUBRIDGE_CODEC_MXFP4; codec++)
-        for (size_t s = 0; s < sizeof sizes / sizeof *sizes; s++, number++) {
-            struct run r = {
-                rank,  comm,    kinds[number % 9], number % 4 == 3 ? GPUBRIDGE_BF16 : GPUBRIDGE_F32, ops[number % 3],
-                codec, sizes[s]};
-            if (sizes[s] > 100000 && !full && number % 4 && SANITIZED_FACTOR > 1) continue;
-            if (r.kind != GPUBRIDGE_ALL_REDUCE && number % every == 0) {
-                struct run sum = r; /* sizes of D are for ALL_REDUCE always */
-                sum.kind = GPUBRIDGE_ALL_REDUCE;
-                reduce_case(sum, number);
-            }
-            if (r.kind == GPUBRIDGE_ALL_GATHER || r.kind == GPUBRIDGE_BROADCAST)
-                spread_case(r, number);
-            else
-                reduce_case(r, number);
-        }
+    const uint64_t ncodecs = GPUBRIDGE_CODEC_COUNT - GPUBRIDGE_CODEC_BF16, nsizes = sizeof sizes / sizeof *sizes;
+    for (uint64_t n = 0; n < ncodecs * nsizes * 30; n++) {
+        uint64_t c = n / 30, k = n % 5, op = n / 5 % 3, half = n / 15 % 2; /* the case: codec and size */
+        uint64_t chosen = k == 0 || (c % 3 == 0 && k == 1 + c / 3 % 4);
+        if (!full && (!chosen || op != c % 3 || half != (c % 4 == 3))) continue;
+        if (SANITIZED && !full && c % 5) continue;
+        struct run r = {rank,
+                        comm,
+                        kinds[k],
+                        half ? GPUBRIDGE_BF16 : GPUBRIDGE_F32,
+                        ops[op],
+                        GPUBRIDGE_CODEC_BF16 + (int)(c / nsizes),
+                        sizes[c % nsizes]};
+        if (r.kind == GPUBRIDGE_ALL_GATHER || r.kind == GPUBRIDGE_BROADCAST)
+            spread_case(r, n);
+        else
+            reduce_case(r, n);
+    }
 }
 
 static void same_hash_twenty_times(struct rank *rank, gpubridge_comm *comm)

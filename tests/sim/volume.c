@@ -122,6 +122,17 @@ static uint64_t encode_segments(const struct sizes *z, uint64_t n, int codec, ui
     return bytes;
 }
 
+/* Bytes of a chunk: of encoded ones more, but at least 16 chunks of the larger of two sizes. */
+static uint64_t grown(uint64_t bytes, int codec, uint64_t all)
+{
+    uint64_t factor = codec == GB_CODEC_NONE                             ? 1
+                      : codec == GB_CODEC_BF16 || codec == GB_CODEC_FP16 ? 2
+                      : codec == GB_CODEC_MXFP4                          ? 8
+                                                                         : 4;
+    while (factor > 1 && all < 16 * factor * bytes) factor /= 2;
+    return factor * bytes;
+}
+
 /* Two islands fold once when messages are long, and partials wider than results or no rank a device. */
 static int folds_once(const struct sizes *z)
 {
@@ -144,7 +155,8 @@ static void all_reduce(const struct sizes *z, uint64_t *bridge, uint64_t *island
         return;
     }
     uint64_t pieces = once && nislands > z->largest ? nislands : z->largest;
-    uint64_t chunk = z->op->spec.chunk_bytes * (pieces < 8 ? pieces : 8) / z->as / GRID * GRID;
+    uint64_t chunk = z->op->spec.chunk_bytes * (pieces < 8 ? pieces : 8);
+    chunk = grown(chunk, codec, n * z->as) / z->as / GRID * GRID;
     if (chunk == 0) chunk = GRID;
     uint64_t chunks = (n + chunk - 1) / chunk, units = (n + GRID - 1) / GRID;
     for (uint64_t c = 0; c < chunks; c++) {
@@ -166,7 +178,9 @@ static uint64_t encode_block(const struct sizes *z, uint32_t r, int reduces, int
     uint64_t most = 32 * c / z->t->nranks;
     c *= z->largest < 8 ? z->largest : 8;
     if (c > most && z->op->spec.op != GPUBRIDGE_BROADCAST) c = most;
-    c = c / (reduces ? z->as : z->es) / GRID * GRID;
+    uint64_t width = reduces ? z->as : z->es, largest = 0;
+    for (uint32_t q = 0; q < z->t->nranks; q++) largest = block(z, q) > largest ? block(z, q) : largest;
+    c = grown(c, codec, largest * width) / width / GRID * GRID;
     if (c == 0) c = GRID;
     for (uint64_t k = 0, chunks = (n + c - 1) / c; k < chunks; k++) {
         uint64_t lo = k * units / chunks * GRID, hi = (k + 1) * units / chunks * GRID;
