@@ -25,11 +25,14 @@ from pool import Layout, Pool, PoolError, Rank
 from reference import COMPLEX, FLOATS, INTEGERS, difference, operations, reduced, same_bits, values
 
 CHUNK = 200
-LAYOUTS = [
+CPU = [
     Layout(tuple(islands))
-    for islands in ("a", "ab", "aa", "abc", "aab", "aabb", "abab", "aaab", "abbb", "abcd", "abbbb", "aabbc")
+    for islands in ("ab", "aabb", "abc", "a", "aa", "aab", "abab", "aaab", "abbb", "abcd", "abbbb", "aabbc")
 ]
-EMULATED = [Layout(words, True) for words in (("cuda", "hip"), ("cuda", "cuda", "hip", "hip"), ("cuda", "hip", "hip"))]
+EMULATED = [
+    Layout(tuple(words.split(",")), True)
+    for words in ("cuda,hip", "cuda,cuda,hip,hip", "cuda,hip,hip", "cuda,hip,cuda,hip")
+]
 SIZES = (0, 1, 2, 3, 7, 8, 31, 127, 128, 129, 255, 1000, 1023, 1025, 4099, 20000, 65537, 300007)
 DTYPES = (*FLOATS, *INTEGERS, torch.bool, *COMPLEX)
 MOVED = (torch.float8_e4m3fn, torch.float8_e5m2, torch.uint16, torch.uint32, torch.uint64)  # carried, never reduced
@@ -243,12 +246,14 @@ def case_chunk(me: Rank, seed: int, first: int, count: int) -> tuple[int, list[s
     return done, wrong
 
 
-def read_state(path: Path | None, seed: int) -> dict[str, Any]:
-    state: dict[str, Any] = {"seed": seed, "chunks": [], "wrong": 0, "hung": 0}
+def read_state(path: Path | None, seed: int, layouts: int) -> dict[str, Any]:
+    state: dict[str, Any] = {"seed": seed, "layouts": layouts, "chunks": [], "wrong": 0, "hung": 0}
     if path is not None and path.exists():
         found: dict[str, Any] = json.loads(path.read_text())
-        if found["seed"] != seed:
-            raise SystemExit(f"{path} belongs to seed {found['seed']}: use another --state file or that seed")
+        if (found["seed"], found["layouts"]) != (seed, layouts):
+            raise SystemExit(
+                f"{path} belongs to seed {found['seed']} on {found['layouts']} layouts: use another --state"
+            )
         return found
     return state
 
@@ -269,8 +274,10 @@ def main() -> int:
     parser.add_argument("--emulated", action="store_true", help="also on emulated vendors")
     parser.add_argument("--chunk-limit", type=float, default=600, help="seconds after which a chunk counts as hung")
     options = parser.parse_args()
-    layouts = LAYOUTS + (EMULATED if options.emulated else [])
-    state = read_state(options.state, options.seed)
+    layouts = list(CPU)
+    for place, layout in enumerate(EMULATED if options.emulated else []):
+        layouts.insert(2 * place + 1, layout)  # a short run meets them too
+    state = read_state(options.state, options.seed, len(layouts))
     chunks = [(first, min(CHUNK, options.cases - first)) for first in range(0, options.cases, CHUNK)]
     start, pool = time.monotonic(), None
     # One layout after the other, so that each pool of processes is started once.

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A subset of the random cases; the whole run is `python tests/python/conformance.py` (resumable)."""
+"""A subset of the random cases; the whole run is `make conformance` (resumable)."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ PROGRAM = Path(__file__).resolve().parent / "conformance.py"
 
 
 def test_random_cases(tmp_path: Path) -> None:
-    """Five chunks of 200 on five layouts; a second call with the same state has nothing left to do."""
+    """Five chunks of 200 on five layouts, two of them emulated; a second call with the same state has nothing to do."""
     state = tmp_path / "state.json"
-    command = [sys.executable, str(PROGRAM), "--cases", "1000", "--seed", "3", "--state", str(state)]
+    command = [sys.executable, str(PROGRAM), "--cases", "1000", "--seed", "3", "--emulated", "--state", str(state)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=900)
     assert done.returncode == 0 and "1000 cases, 0 wrong, 0 hung" in done.stdout, (
         done.stdout[-4000:] + done.stderr[-2000:]

@@ -52,7 +52,7 @@ def finish(processes: list[subprocess.Popen[str]]) -> list[tuple[int, str, str]]
     return results
 
 
-def test_destroy_on_one_rank_returns() -> None:
+def test_c15_destroy_on_one_rank_returns() -> None:
     """C15: only rank 0 destroys; it returns within 10 s, and rank 1 learns of it."""
     body = """
     t = torch.ones(4)
@@ -122,7 +122,7 @@ def test_interrupt_reaches_a_blocked_wait(after_s: float) -> None:
     assert [code for code, _, _ in results] == [0, 0], results  # the interrupted operation must not trip the way out
 
 
-def test_fork_after_init() -> None:
+def test_c18_fork_after_init() -> None:
     """C18: children of a fork see an error, not a hang, and leave the parent's connections alone."""
     body = """
     dist.all_reduce(torch.ones(4))
@@ -209,7 +209,7 @@ def test_bad_settings_are_one_clear_error(name: str, value: str, word: str) -> N
     assert any(word in out for _, out, _ in results), results
 
 
-def test_nothing_of_a_vendor_is_linked() -> None:
+def test_a13_nothing_of_a_vendor_is_linked() -> None:
     """A13."""
     from gpubridge import _native
 
