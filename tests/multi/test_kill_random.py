@@ -16,7 +16,7 @@ SCRIPT = Path(__file__).resolve().parent / "kill_random.py"
 @pytest.mark.parametrize(
     "arguments",
     [
-        ["--runs", "2", "--seed", "11", "--emulate", "cuda,cuda,hip,hip"],
+        ["--runs", "1", "--seed", "11", "--emulate", "cuda,cuda,hip,hip"],
         ["--runs", "1", "--seed", "12", "--islands", "a,a,b,b"],
         ["--runs", "1", "--seed", "13", "--islands", "a,b,a,b", "--torchrun"],
     ],

@@ -67,6 +67,8 @@ def own_connections() -> list[int]:
             if not stat.S_ISSOCK(os.fstat(fd).st_mode):
                 continue
             with socket.socket(fileno=os.dup(fd)) as sock:
+                if sock.family not in (socket.AF_INET, socket.AF_INET6):
+                    continue
                 ports = {sock.getsockname()[1], sock.getpeername()[1]}
                 if sock.type == socket.SOCK_STREAM and int(os.environ["MASTER_PORT"]) not in ports:
                     found.append(fd)

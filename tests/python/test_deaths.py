@@ -62,7 +62,8 @@ def check_named(fact: dict[str, Any], *words: str) -> None:
 )
 def test_c9_c10_c11_peer(forge: Forge, case: str, code: int | None, words: list[str]) -> None:
     """Pending and later operations fail with the culprit, its host and its own reason; nothing spins afterwards."""
-    check_survivors(start(forge, case).ended(), code, words)
+    more = {"GPUBRIDGE_TRANSPORT": "tcp"} if case == "resets" else {}
+    check_survivors(forge.start(f"death_cases.{case}", environments(3, **more)).ended(), code, words)
 
 
 @pytest.mark.parametrize(("case", "code", "words"), [("killed", -9, ["goodbye"]), ("raises", 1, ["batch 17 is empty"])])
@@ -87,7 +88,7 @@ def check_survivors(ended: list[Ended], code: int | None, words: list[str]) -> N
 
 def test_c10_connection_closed_below(forge: Forge) -> None:
     """The end of a connection is never read as "try again", on either side."""
-    ended = start(forge, "connection_closed_below").ended()
+    ended = start(forge, "connection_closed_below", GPUBRIDGE_TRANSPORT="tcp").ended()
     for rank in (0, 2):
         check_named(told(ended[rank], "pending"), "rank 1 (")
         check_named(told(ended[rank], "later"), "rank 1 (")
