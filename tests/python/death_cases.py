@@ -80,11 +80,14 @@ def own_connections() -> list[int]:
 
 def dies_by(death: Callable[[], None]) -> None:
     """The culprit dies after some rounds of all_reduce; everybody else tells what it sees now and later."""
-    rank, _ = setup()
+    rank, size = setup()
     for _ in range(4):
         dist.all_reduce(torch.ones(1000))
     pending: Any = dist.all_reduce(torch.ones(1 << 20), async_op=True) if rank != CULPRIT else None
+    note(f"pending.{rank}")
     if rank == CULPRIT:
+        for other in range(size):
+            await_note(f"pending.{other}")  # nobody still needs an earlier operation
         mark_death()
         death()
         return
