@@ -149,7 +149,7 @@ def connection_closed_below() -> None:
 
     def death() -> None:
         for fd in own_connections():
-            with socket.socket(fileno=os.dup(fd)) as sock, contextlib.suppress(OSError):
+            with contextlib.suppress(OSError), socket.socket(fileno=os.dup(fd)) as sock:
                 sock.shutdown(socket.SHUT_RDWR)
         with reported("pending"):
             dist.barrier()
