@@ -8,12 +8,14 @@ TESTLOG ?= build/meson-logs/testlog.json
 PYTEST_XML ?= build/pytest.xml
 SOURCES = $(shell git ls-files '*.c' '*.h')
 
-.PHONY: help setup build demo test test-c test-python bench conformance kills nightly kernels-nvrtc docs fmt lint clean
+.PHONY: help setup build demo test test-c test-python gpu-test wheel bench conformance kills nightly kernels-nvrtc docs fmt lint clean
 
 help:
 	@echo "make demo    train a language model on 2 + 2 emulated GPUs, then compare with a single process"
 	@echo "make test    C and Python tests"
 	@echo "make conformance    10,000 random cases by value; make kills: 100 random deaths; make nightly: beyond 2^31 elements"
+	@echo "make gpu-test   on a machine with GPUs and a PyTorch for them: values, lifetimes, stress, figures against the kept ones"
+	@echo "make wheel   one wheel for any Python in dist/, tried in a fresh environment"
 	@echo "make bench   all_reduce against Gloo, one JSON line per result"
 	@echo "make build   library and emulators in build/; make setup: also .venv with the package installed"
 	@echo "make kernels-nvrtc  compile the GPU kernels with NVIDIA's compilers, which are installed for that"
@@ -36,6 +38,14 @@ test-c: setup
 
 test-python: setup
 	timeout 1500 $(PY) -m pytest tests -q --junitxml=$(PYTEST_XML) $(PYTEST_ARGS)
+
+# Not .venv, whose PyTorch has no GPU: the python3 of the machine.
+gpu-test: build
+	PYTHONPATH=$(CURDIR)/python GPUBRIDGE_LIBRARY=$${GPUBRIDGE_LIBRARY:-$(CURDIR)/build/src/libgpubridge.so.0} \
+	    $${GPU_PYTHON:-/usr/bin/env python3} tools/gpu_test.py $(GPU_TEST_ARGS)
+
+wheel: setup
+	@tools/wheel.sh $(WHEEL_PYTHONS)
 
 bench: setup
 	@$(PY) bench/all_reduce.py $(BENCH_ARGS)

@@ -126,8 +126,9 @@ enum gpubridge_codec {
 enum gpubridge_device_kind { GPUBRIDGE_DEVICE_CPU, GPUBRIDGE_DEVICE_CUDA, GPUBRIDGE_DEVICE_HIP };
 
 enum gpubridge_op_flags {
-    GPUBRIDGE_OP_NOTIFY = 1,      /* put `user` on the context's completion queue when done */
-    GPUBRIDGE_OP_HOST_BUFFERS = 2 /* the buffers are host memory although the context has a device */
+    GPUBRIDGE_OP_NOTIFY = 1,       /* put `user` on the context's completion queue when done */
+    GPUBRIDGE_OP_HOST_BUFFERS = 2, /* the buffers are host memory although the context has a device */
+    GPUBRIDGE_OP_URGENT = 4        /* the caller waits at once: spend its time in submit rather than another thread's */
 };
 
 typedef struct gpubridge_context gpubridge_context;
@@ -149,8 +150,7 @@ GPUBRIDGE_CHECKED int gpubridge_setting_info(int index, const char **name, const
 /* Tries on one device (enum gpubridge_device_kind, CUDA or HIP; ordinal) everything the library needs of it: driver,
  * copies, events, compiler, kernels' values, collectives.  `report` gets JSON; 16 KiB are plenty.  GPUBRIDGE_ERR_DEVICE
  * when a check failed: the report says which.  `settings`: "NAME=value\n...", may be NULL.  Takes seconds. */
-GPUBRIDGE_CHECKED int gpubridge_device_check(int kind, int index, const char *settings, char *report,
-                                             size_t capacity);
+GPUBRIDGE_CHECKED int gpubridge_device_check(int kind, int index, const char *settings, char *report, size_t capacity);
 
 /* ---- context ---- */
 

@@ -110,6 +110,7 @@ DEVICE_HIP = 2
 # enum gpubridge_op_flags
 OP_NOTIFY = 1
 OP_HOST_BUFFERS = 2
+OP_URGENT = 4
 
 
 class ContextConfig(Structure):

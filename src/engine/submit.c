@@ -329,13 +329,14 @@ static void number(struct gb_op *op)
     if (op->kind == GPUBRIDGE_ALL_TO_ALL) op->sig.count = 0; /* rows differ by rank */
 }
 
-/* A small operation with nothing of its group before it is put into the streams by the submitting thread: two thread
- * switches less.  Submit lock. */
-static void claim(struct gb_op *op)
+/* A small operation that is waited for, with nothing of its group before it, is put into the streams by the submitting
+ * thread: two thread switches less.  Submit lock. */
+static void claim(struct gb_op *op, int is_urgent)
 {
     struct gb_group *group = op->group;
     if (!op->dev || op->is_p2p) return;
-    op->is_claimed = gb_shadow_is_tiny(op) && atomic_load_explicit(&group->unstarted, memory_order_acquire) == 0 &&
+    op->is_claimed = is_urgent && gb_shadow_is_tiny(op) &&
+                     atomic_load_explicit(&group->unstarted, memory_order_acquire) == 0 &&
                      gb_launcher_claim(group->engine->config.launcher, op->dev);
     op->is_unstarted = !op->is_claimed;
     if (op->is_unstarted) atomic_fetch_add_explicit(&group->unstarted, 1, memory_order_relaxed);
@@ -389,7 +390,7 @@ int gb_engine_submit(struct gb_group *group, const struct gpubridge_op *desc, in
     int64_t timeout = desc->timeout_ns > 0 ? desc->timeout_ns : group->timeout_ns;
     op->deadline_ns = timeout < FAR_FUTURE - (int64_t)op->submit_ns ? (int64_t)op->submit_ns + timeout : FAR_FUTURE;
     number(op);
-    claim(op);
+    claim(op, run || (op->flags & GPUBRIDGE_OP_URGENT));
     const int claimed = op->is_claimed;
     atomic_fetch_add_explicit(&group->nops, 1, memory_order_relaxed);
     gb_engine_push(group->engine, op, run); /* inside the lock: queue order is number order */

@@ -145,6 +145,8 @@ class Issuer:
             self._slots[kind].append(slot)
             return self._sync_work
         if on_gpu:
+            if blocking:
+                op.flags = _abi.OP_URGENT
             op.stream = torch._C._cuda_getCurrentRawStream(device.index)  # a stream object costs microseconds
         work = RequestWork(self._context, results, keep, copies, device, on_gpu)
         work._wants_source = wants_source
