@@ -221,10 +221,8 @@ static void put_hip(const char *path, const char *emulator)
     CHECK(system(command) == 0);
 }
 
-static void load_torch(const char *home)
+static void load_torch(const char *path)
 {
-    char path[PATH_MAX];
-    snprintf(path, sizeof path, "%s/torch/lib/libtorch_cpu.so", home);
     make(path, "libtorch_cpu.so");
     CHECK(dlopen(at(path), RTLD_NOW | RTLD_LOCAL));
 }
@@ -243,7 +241,7 @@ IN_CHILD(emulated_rocm_5)
 {
     setenv("GBEMU_PROFILE", "MI50", 1);
     put_hip("rocm5/site-packages/torch/lib/libamdhip64.so", "libgbemu_hip5.so");
-    load_torch("rocm5/site-packages");
+    load_torch("rocm5/site-packages/torch/lib/libtorch_cpu.so");
     find_hip("rocm5/site-packages/torch/lib/libamdhip64.so", "gfx906:sramecc+:xnack-");
     void *handle = dlopen(at("rocm5/site-packages/torch/lib/libamdhip64.so"), RTLD_NOW | RTLD_NOLOAD);
     CHECK(handle && dlsym(handle, "hipGetDeviceProperties") && !dlsym(handle, "hipGetDevicePropertiesR0600"));
@@ -254,7 +252,7 @@ IN_CHILD(wheel_with_plain_names)
 {
     setenv("GBEMU_PROFILE", "MI210", 1);
     put_hip("plain/site-packages/torch/lib/libamdhip64.so", "libgbemu_hip.so");
-    load_torch("plain/site-packages");
+    load_torch("plain/site-packages/torch/lib/libtorch_cpu.so");
     CHECK(dlopen(at("plain/site-packages/torch/lib/libamdhip64.so"), RTLD_NOW | RTLD_LOCAL));
     find_hip("plain/site-packages/torch/lib/libamdhip64.so", "gfx90a:sramecc+:xnack-");
 }
@@ -264,7 +262,7 @@ IN_CHILD(wheel_of_therock)
 {
     setenv("GBEMU_PROFILE", "MI300X", 1);
     put_hip("rock/site-packages/_rocm_sdk_core/lib/libamdhip64.so.7", "libgbemu_hip.so");
-    load_torch("rock/site-packages");
+    load_torch("rock/site-packages/torch/lib/libtorch_cpu.so");
     find_hip("_rocm_sdk_core/lib/libamdhip64.so.7", "gfx942:sramecc+:xnack-");
 }
 
@@ -273,7 +271,7 @@ IN_CHILD(two_hip_runtimes)
 {
     put_hip("two/opt/rocm/lib/libamdhip64.so.6", "libgbemu_hip.so");
     put_hip("two/site-packages/torch/lib/libamdhip64.so", "libgbemu_hip.so");
-    load_torch("two/site-packages");
+    load_torch("two/site-packages/torch/lib/libtorch_cpu.so");
     CHECK(dlopen(at("two/opt/rocm/lib/libamdhip64.so.6"), RTLD_NOW | RTLD_LOCAL));
     CHECK(dlopen(at("two/site-packages/torch/lib/libamdhip64.so"), RTLD_NOW | RTLD_LOCAL));
     gb_log_set_sink(keep_line, NULL);
