@@ -169,8 +169,9 @@ static void missing_text(const struct gb_group *group, const struct gb_op *op, c
     char name[128];
     gb_sig_text(&op->sig, op->key.seq, name, sizeof name);
     const char *what = !op->is_p2p ? "" : op->kind == GPUBRIDGE_SEND ? "SEND of " : "RECV of ";
-    int n = snprintf(text, capacity, "%s%s %s after %.1f s on rank %u; ", what, name, verb,
-                     (double)(gb_now_ns() - op->submit_ns) * 1e-9, group->rank);
+    int n = snprintf(text, capacity, "%s%s %s after %.1f s on rank %u (a timeout of %.1f s); ", what, name, verb,
+                     (double)(gb_now_ns() - op->submit_ns) * 1e-9, group->rank,
+                     (double)(op->deadline_ns - (int64_t)op->submit_ns) * 1e-9);
     if (op->is_p2p) {
         unmatched_text(group, op, text + n, capacity - (size_t)n);
         return;

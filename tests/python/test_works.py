@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import gc
+import threading
 import time
 from collections.abc import Callable
 from datetime import timedelta
@@ -47,25 +48,75 @@ def case_future_callbacks(me: Rank) -> None:
     assert future.then(nested).wait() == me.size * sum(range(me.size))
 
 
-def case_many_nested_callbacks(me: Rank) -> None:
-    """More callbacks that wait than there are threads at first (batched PowerSGD does this).
+def round_of_callbacks(me: Rank, turn: int, waits: bool) -> bool:
+    """12 collectives whose callbacks start one more each.
 
-    Each chain has a group of its own: callbacks run as their operations finish, in another order on every rank, and
-    what they start must still be in one order per group.
+    Callbacks run in the order of submission where they were attached before the operations ended.  Whether they were
+    is not in our hands: the callbacks find out first, and the ranks agree (False: this round shows nothing).
     """
-    groups = [dist.new_group() for _ in range(12)]
+    main, known, valid = threading.get_ident(), threading.Event(), True
+
+    def start_next(done: Any, i: int) -> Any:
+        nonlocal valid
+        if threading.get_ident() == main:
+            valid = False
+            return torch.zeros(0)
+        while not known.wait(0.01):
+            pass
+        if not valid:
+            return torch.zeros(0)
+        box = done.value()[0][: 1 + i].clone()
+        future = dist.all_reduce(box, async_op=True).get_future()
+        return future.wait()[0] if waits else future
+
+    sizes = [4000000] + [1 + 20000 * ((7 * i + turn + me.rank) % 3 == 0) for i in range(1, 13)]
     futures = []
-    for i, group in enumerate(groups):
-        t = torch.full((10,), float(i))
+    for i, size in enumerate(sizes):
+        t = torch.full((max(size, 13),), float(i))[:13] if i else torch.zeros(size)
+        future = dist.all_reduce(t, async_op=True).get_future()
+        futures.append(future.then(lambda done, i=i: start_next(done, i)))
+    agreed = torch.tensor([int(valid)])
+    dist.all_reduce(agreed, op=dist.ReduceOp.MIN, group=me.reference)
+    valid = bool(agreed)
+    known.set()
+    got = [future.wait() for future in futures]
+    if valid:
+        sums = [one if waits else one.wait()[0] for one in got]
+        assert [s.tolist() for s in sums] == [[float(i * me.size**2)] * (1 + i) for i in range(13)]
+    return valid
 
-        def chain(done: Any, group: Any = group) -> Any:
-            return dist.all_reduce(done.value()[0], group=group, async_op=True).get_future().wait()[0]
 
-        futures.append(dist.all_reduce(t, async_op=True).get_future().then(chain))
-    for i, future in enumerate(futures):
-        assert future.wait()[0].item() == i * me.size**2
-    for group in groups:
-        dist.destroy_process_group(group)
+def case_callbacks_of_one_group(me: Rank, waits: bool) -> None:
+    """More callbacks that wait than there are threads at first (batched PowerSGD does this), all on one group: what
+    they start must be in one order on all ranks.
+    """
+    shown = 0
+    for turn in range(200):
+        shown += round_of_callbacks(me, turn, waits)
+        if shown == 10:
+            return
+    raise AssertionError(f"only {shown} rounds in which all callbacks came in time")
+
+
+def case_callback_waits_for_a_later_operation(me: Rank) -> None:
+    """What only a later collective can bring: the callback loses its turn instead of stopping the group for ever."""
+    later = threading.Event()
+    first = dist.all_reduce(torch.ones(3), async_op=True).get_future().then(lambda _: later.wait(30))
+    second = dist.all_reduce(torch.ones(3), async_op=True).get_future().then(lambda _: later.set())
+    start = time.monotonic()
+    second.wait()
+    assert first.wait() is True and time.monotonic() - start < 20
+
+
+def case_future_is_done_after_wait(me: Rank) -> None:
+    """A future taken before wait() has its value after it, whatever else is going on in the group."""
+    for i in range(50):
+        works = [dist.all_reduce(torch.ones(1 + 997 * (i % 3)), async_op=True) for _ in range(4)]
+        futures = [work.get_future() for work in works]
+        works[-1].wait()
+        assert futures[-1].done() and futures[-1].value()[0][0].item() == me.size
+        for work in works:
+            work.wait()
 
 
 def case_dropped_works(me: Rank) -> None:
@@ -124,7 +175,8 @@ def case_failed_future_reaches_cpp(me: Rank) -> None:
 CASES = (
     case_work_answers,
     case_future_callbacks,
-    case_many_nested_callbacks,
+    case_callback_waits_for_a_later_operation,
+    case_future_is_done_after_wait,
     case_dropped_works,
     case_cpp_waits_under_gc,
     case_wait_times_out,
@@ -134,6 +186,11 @@ CASES = (
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.__name__)
 def test_works(pool: Pool, case: Callable[[Rank], None]) -> None:
     pool.run(case)
+
+
+@pytest.mark.parametrize("waits", [True, False], ids=["waiting", "chaining"])
+def test_callbacks_of_one_group(pool: Pool, waits: bool) -> None:
+    pool.run(case_callbacks_of_one_group, waits)
 
 
 def test_failed_future_reaches_cpp(pool: Pool) -> None:

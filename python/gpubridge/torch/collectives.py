@@ -15,6 +15,7 @@ import torch
 from gpubridge import _abi
 from gpubridge.torch.errors import DistValueError
 from gpubridge.torch.issue import Issuer, Slot
+from gpubridge.torch.sparse import all_reduce_sparse
 from gpubridge.torch.tensors import (
     Copy,
     factor_of,
@@ -76,6 +77,8 @@ class Collectives(Issuer):
     def allreduce(self, tensors: Tensors, opts: Any = None, **_: Any) -> BaseWork:
         """tensors: [t], reduced in place on all ranks."""
         t = _one(tensors, "all_reduce")
+        if t.layout is torch.sparse_coo:
+            return all_reduce_sparse(self, t, opts)
         copies: list[Copy] = []
         dense = target(t, copies, keep_content=True)
         slot = self._slot(_abi.ALL_REDUCE)
@@ -233,9 +236,10 @@ class Collectives(Issuer):
         copies: list[Copy] = []
         flat: torch.Tensor | None = None
         if opts.rootRank == self._rank:
-            if out.numel() != tensor.numel() * self._size:
+            if out.numel() != tensor.numel() * self._size or out.dtype != tensor.dtype:
                 raise DistValueError(
-                    f"gather: {tuple(out.shape)} does not hold {self._size} blocks of {tuple(tensor.shape)}"
+                    f"gather: the output must hold {self._size} blocks like the input, got {tuple(out.shape)} "
+                    f"{out.dtype} for an input of {tuple(tensor.shape)} {tensor.dtype}"
                 )
             flat = target(out, copies)
         return self._gather(flat, copies, tensor, [out] if flat is not None else [], opts)

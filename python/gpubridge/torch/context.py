@@ -141,7 +141,7 @@ class Context:
             if self._idle_pumps == 0 and not self._stopping and len(self._pumps) < MAX_PUMPS:
                 self._start_pump()
         try:
-            work._finish()
+            work._complete()
         except Exception:
             log.exception("gpubridge: a callback of a completed operation raised")
         finally:
@@ -161,7 +161,7 @@ class Context:
         while self.in_flight:
             try:
                 _, work = self.in_flight.popitem()
-                work._finish()
+                work._complete()
             except KeyError:  # a pump that still runs a callback took the last one
                 return
             except Exception:

@@ -15,6 +15,7 @@ import ctypes
 import math
 import multiprocessing.util
 import os
+import re
 import sys
 import threading
 import weakref
@@ -29,7 +30,7 @@ from gpubridge.torch import context as contexts
 from gpubridge.torch.bootstrap import connect
 from gpubridge.torch.collectives import Collectives
 from gpubridge.torch.context import Context
-from gpubridge.torch.errors import DistGpuBridgeError, DistValueError, check, error_of
+from gpubridge.torch.errors import DistGpuBridgeError, DistTimeoutError, DistValueError, check, error_of
 from gpubridge.torch.options import Options, nanoseconds
 from gpubridge.torch.p2p import PointToPoint
 from gpubridge.torch.untraced import untraced
@@ -214,15 +215,43 @@ class GpuBridgeGroup(Collectives, PointToPoint, _ProcessGroup):
         """Gives the next operation this much more time."""
         self._extra_timeout_ns += nanoseconds(timeout, 0)
 
-    def monitored_barrier(self, timeout: timedelta | None = None, wait_all_ranks: bool = False) -> None:
-        """A barrier whose error lists all ranks that did not come, on every rank.
+    def monitored_barrier(self, timeout: timedelta | float | None = None, wait_all_ranks: bool = False) -> None:
+        """A barrier whose error lists all ranks that did not come, on every rank that did.
+
+        Args:
+            timeout: None: the group's; zero: do not wait at all.
+            wait_all_ranks: makes no difference here, as all missing ranks are always named.
 
         Raises:
-            TimeoutError: also a DistBackendError.
+            TimeoutError: also a DistBackendError, with Gloo's words; the group is aborted.
         """
         if not self._comm:
             self._refuse()
-        check(self._context.lib.barrier(self._comm, nanoseconds(timeout, self._timeout_ns)))
+        limit = nanoseconds(timeout, self._timeout_ns)
+        if timeout is not None and not (timeout.total_seconds() if isinstance(timeout, timedelta) else timeout):
+            limit = 1
+        status = self._context.lib.barrier(self._comm, limit)
+        if status != _abi.OK:
+            raise self._barrier_error(error_of(status), limit)
+
+    def _barrier_error(self, error: DistGpuBridgeError, limit: int) -> DistGpuBridgeError:
+        """One class and one text for the rank whose deadline passed first and for those that it told."""
+        text = str(error)
+        _, found, names = text.partition("not arrived there: ")
+        if not found:
+            return error
+        missing = [int(rank) for rank in re.findall(r"rank (\d+)", names.split(" [")[0])]
+        if limit == 1:
+            words = f"Rank {self._rank} timed out in monitoredBarrier after 0 ms"
+        else:
+            words = f"Rank{'s'[: len(missing) > 1]} {', '.join(map(str, missing))} failed to pass monitoredBarrier"
+            words += f" in {limit // 1_000_000} ms"
+        if self._rank:
+            words = (
+                f"Rank {self._rank} successfully reached monitoredBarrier, but received errors while waiting for "
+                f"send/recv from rank 0: {words}"
+            )
+        return DistTimeoutError(f"{words} ({text})", _abi.ERR_TIMEOUT)
 
     # -- sub-groups
 
@@ -319,6 +348,7 @@ class GpuBridgeGroup(Collectives, PointToPoint, _ProcessGroup):
         _live.discard(self)
         self._finalizer.detach()
         self._lifeline.end()
+        self._deliveries.end()
         self._ring.clear()
         self._recent.clear()
 

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import torch
 
 from gpubridge import _abi
+from gpubridge.torch.delivery import Deliveries, running
 from gpubridge.torch.errors import DistAbortedError, DistGpuBridgeError, DistUnsupportedError, error_of
 from gpubridge.torch.options import UNSET_TIMEOUT, nanoseconds
 from gpubridge.torch.tensors import Copy, copy_back
@@ -92,6 +93,7 @@ class Issuer:
         self._ring: deque[BaseWork] = deque()
         self._recent: deque[RequestWork] = deque()
         self._coalescing: list[DeferredWork] | None = None
+        self._deliveries = Deliveries()
         self._extra_timeout_ns = 0
         self._default_timeout_ns = 0
 
@@ -150,6 +152,8 @@ class Issuer:
             op.stream = torch._C._cuda_getCurrentRawStream(device.index)  # a stream object costs microseconds
         work = RequestWork(self._context, results, keep, copies, device, on_gpu)
         work._wants_source = wants_source
+        if kind not in (_abi.SEND, _abi.RECV):
+            work._deliveries, work._parent = self._deliveries, running()
         self._start(slot, work)
         self._slots[kind].append(slot)
         if self._coalescing is not None:
@@ -191,13 +195,20 @@ class Issuer:
             self._refuse()
         op, context = slot.op, self._context
         op.flags |= _abi.OP_NOTIFY
+        number = op.user = context.number(work)
+        slot.request.value = None
         with work._lock:  # a pump that is told of the completion before we have the request waits here
-            number = op.user = context.number(work)
-            status = self._submit(self._comm, slot.at, slot.request_at)
-            if status != 0:
-                del context.in_flight[number]
-                raise error_of(status)
-            work._request = slot.request.value
+            try:
+                # Ctrl-C may come up right behind this call, when the operation is under way: hence the finally.
+                status = self._submit(self._comm, slot.at, slot.request_at)
+            finally:
+                work._request = slot.request.value
+                if work._request is None:
+                    del context.in_flight[number]
+                elif work._deliveries is not None:
+                    work._deliveries.add(work)
+        if status != 0:
+            raise error_of(status)
         self._remember(work)
 
     def _refuse_gpu(self, device: torch.device) -> NoReturn:

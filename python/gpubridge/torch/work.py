@@ -2,7 +2,7 @@
 """Work objects and futures.
 
 A Work owns a C request and the tensors it borrows.  It is finished once, by whoever comes first: a thread in `wait()`
-or a pump thread (context.py) that was told of the completion.  Errors reach C++ callers because the future they get is
+or a pump thread (context.py) that was told of the completion; its futures complete when it is its turn (delivery.py).  Errors reach C++ callers because the future they get is
 the result of a `.then` callback that raises (Future.set_exception is invisible to C++).
 """
 
@@ -26,6 +26,7 @@ from gpubridge.torch.untraced import untraced
 
 if TYPE_CHECKING:
     from gpubridge.torch.context import Context
+    from gpubridge.torch.delivery import Deliveries
 
 SLICE_NS = 100_000_000
 """A blocking wait looks for signals (Ctrl-C) this often."""
@@ -157,6 +158,9 @@ class RequestWork(BaseWork):
         self._copied: Any = None  # event after the copies back on a GPU
         self._source = -1
         self._wants_source = False
+        self._deliveries: Deliveries | None = None  # None: announced as soon as finished
+        self._announced = False
+        self._parent: RequestWork | None = None  # in whose callback this one was started
         self._weak: list[weakref.ref[torch.Tensor]] = []
 
     # -- finishing
@@ -176,7 +180,14 @@ class RequestWork(BaseWork):
             self._release()
             self._done = True
             self._free_request()
-        self._announce()
+        if self._deliveries is None:
+            self._announce()
+
+    def _complete(self) -> None:
+        """The library says that the operation is over: finishes it and runs the callbacks whose turn it is."""
+        self._finish()
+        if self._deliveries is not None:
+            self._deliveries.deliver(may_watch=True)
 
     def _take_results(self) -> None:
         try:
@@ -259,6 +270,9 @@ class RequestWork(BaseWork):
                 self._wait_on_host(limit)
         elif self._copied is not None:
             torch.cuda.current_stream(self._device).wait_event(self._copied)
+        if self._deliveries is not None and self._done and not self._announced:
+            if self._base is not None or self._listeners:
+                self._deliveries.await_turn(self)
         if self._error is not None:
             raise self._error
         if self._results:
