@@ -8,7 +8,8 @@ TESTLOG ?= build/meson-logs/testlog.json
 PYTEST_XML ?= build/pytest.xml
 SOURCES = $(shell git ls-files '*.c' '*.h')
 
-.PHONY: help setup build demo test test-c test-python gpu-test wheel bench conformance kills nightly kernels-nvrtc docs fmt lint clean
+.PHONY: help setup build demo test test-c test-python gpu-test wheel bench conformance kills nightly kernels-nvrtc \
+	docs fmt lint clean test-frameworks torch-suite loss-parity
 
 help:
 	@echo "make demo    train a language model on 2 + 2 emulated GPUs, then compare with a single process"
@@ -16,6 +17,9 @@ help:
 	@echo "make conformance    10,000 random cases by value; make kills: 100 random deaths; make nightly: beyond 2^31 elements"
 	@echo "make gpu-test   on a machine with GPUs and a PyTorch for them: values, lifetimes, stress, figures against the kept ones"
 	@echo "make wheel   one wheel for any Python in dist/, tried in a fresh environment"
+	@echo "make torch-suite  torch's own distributed tests on Gloo and here (an hour), into docs/compatibility.md"
+	@echo "make loss-parity  DDP, FSDP2, HSDP on 2 + 2 emulated ranks against one process, 200 steps"
+	@echo "make test-frameworks  accelerate and Lightning on this backend (installs them)"
 	@echo "make bench   all_reduce against Gloo, one JSON line per result"
 	@echo "make build   library and emulators in build/; make setup: also .venv with the package installed"
 	@echo "make kernels-nvrtc  compile the GPU kernels with NVIDIA's compilers, which are installed for that"
@@ -46,6 +50,17 @@ gpu-test: build
 
 wheel: setup
 	@tools/wheel.sh $(WHEEL_PYTHONS)
+
+test-frameworks: setup
+	$(PY) -m pip install --quiet --constraint requirements-torch.txt -r requirements-frameworks.txt
+	timeout 1200 $(PY) -m pytest tests/frameworks/frameworks.py -q
+
+# Resumable: what build/torch-suite.jsonl has is not run again.
+torch-suite: setup
+	$(PY) tests/torch_suite/run.py --results build/torch-suite.jsonl --report docs/compatibility.md $(SUITE_ARGS)
+
+loss-parity: setup
+	$(PY) tests/python/loss_parity.py --steps 200 --out bench/results/loss_parity.json
 
 bench: setup
 	@$(PY) bench/all_reduce.py $(BENCH_ARGS)

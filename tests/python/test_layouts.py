@@ -142,7 +142,9 @@ def case_refusals(me: Rank) -> None:
     with pytest.raises(TypeError, match="float8_e4m3fn"):
         dist.all_reduce(fp8)
     with pytest.raises(TypeError, match="sparse"):
-        dist.all_reduce(torch.eye(3).to_sparse())
+        dist.broadcast(torch.eye(3).to_sparse(), 0)
+    with pytest.raises(TypeError, match="sparse"):
+        dist.all_reduce(torch.eye(3).to_sparse(), op=dist.ReduceOp.MAX)
     with pytest.raises(TypeError, match="meta"):
         dist.all_reduce(torch.empty(3, device="meta"))
     with pytest.raises(TypeError, match="AVG"):
@@ -153,9 +155,32 @@ def case_refusals(me: Rank) -> None:
         dist.all_to_all_single(torch.zeros(5), torch.zeros(5), [1] * me.size, [2] * me.size)
     with pytest.raises(ValueError, match="blocks"):
         dist.all_gather_into_tensor(torch.zeros(7), torch.zeros(2))
+    world: Any = dist.group.WORLD
+    options = dist.GatherOptions()
+    options.rootRank = me.rank
+    with pytest.raises(ValueError, match="blocks"):
+        world.gather_single(torch.zeros(2 * me.size), torch.zeros(2, dtype=torch.int32), options)
     t = torch.ones(1)
     dist.all_reduce(t)
     assert t.item() == me.size
+
+
+def case_sparse(me: Rank) -> None:
+    """all_reduce of sparse gradients: other numbers of entries on every rank, and a rank without any."""
+    for dense_shape in ((), (3,)):
+        rows = torch.arange(2 * me.rank) % 5
+        t = torch.sparse_coo_tensor(rows.unsqueeze(0), base(me.rank, len(rows), *dense_shape), (9, *dense_shape))
+        want = total(
+            torch.sparse_coo_tensor(
+                (torch.arange(2 * r) % 5).unsqueeze(0), base(r, 2 * r, *dense_shape), (9, *dense_shape)
+            ).to_dense()
+            for r in range(me.size)
+        )
+        average = t.clone()
+        dist.all_reduce(t)
+        assert t.is_sparse and torch.equal(t.to_dense(), want)
+        dist.all_reduce(average, op=dist.ReduceOp.AVG)
+        assert torch.allclose(average.to_dense(), want / me.size)
 
 
 CASES = (
@@ -167,6 +192,7 @@ CASES = (
     case_shapes_without_content,
     case_aliases,
     case_refusals,
+    case_sparse,
 )
 
 

@@ -69,11 +69,10 @@ def use_folder(folder: str) -> None:
 
 def _lift(suite: Any) -> None:
     """The name checks that stand in bodies."""
+    import gpubridge.torch
     import torch.distributed as dist
     from torch.distributed import distributed_c10d as c10d
     from torch.testing._internal.common_distributed import DistTestCases
-
-    import gpubridge.torch
 
     os.environ["BACKEND"] = NAME
     suite.BACKEND = BothNames(NAME)

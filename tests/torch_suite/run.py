@@ -204,7 +204,7 @@ def main() -> int:
     for column in args.columns.split(","):
         run_column(column, args)
     if args.report:
-        args.report.write_text(report.text(read(args.results)))
+        args.report.write_text(report.text(read(args.results), header()["torch"]))
     return int(bool(report.failures(read(args.results))))
 
 

@@ -20,7 +20,7 @@ import sys
 import threading
 import weakref
 from datetime import timedelta
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 import torch.distributed as dist
@@ -30,7 +30,14 @@ from gpubridge.torch import context as contexts
 from gpubridge.torch.bootstrap import connect
 from gpubridge.torch.collectives import Collectives
 from gpubridge.torch.context import Context
-from gpubridge.torch.errors import DistGpuBridgeError, DistTimeoutError, DistValueError, check, error_of
+from gpubridge.torch.errors import (
+    DistGpuBridgeError,
+    DistTimeoutError,
+    DistUnsupportedError,
+    DistValueError,
+    check,
+    error_of,
+)
 from gpubridge.torch.options import Options, nanoseconds
 from gpubridge.torch.p2p import PointToPoint
 from gpubridge.torch.untraced import untraced
@@ -175,6 +182,10 @@ class GpuBridgeGroup(Collectives, PointToPoint, _ProcessGroup):
         return False
 
     @property
+    def supports_shrinking(self) -> bool:
+        return False
+
+    @property
     def supports_coalescing(self) -> bool:
         return True
 
@@ -220,7 +231,7 @@ class GpuBridgeGroup(Collectives, PointToPoint, _ProcessGroup):
 
         Args:
             timeout: None: the group's; zero: do not wait at all.
-            wait_all_ranks: makes no difference here, as all missing ranks are always named.
+            wait_all_ranks: only words depend on it here, as all missing ranks are always named.
 
         Raises:
             TimeoutError: also a DistBackendError, with Gloo's words; the group is aborted.
@@ -232,9 +243,9 @@ class GpuBridgeGroup(Collectives, PointToPoint, _ProcessGroup):
             limit = 1
         status = self._context.lib.barrier(self._comm, limit)
         if status != _abi.OK:
-            raise self._barrier_error(error_of(status), limit)
+            raise self._barrier_error(error_of(status), limit, wait_all_ranks)
 
-    def _barrier_error(self, error: DistGpuBridgeError, limit: int) -> DistGpuBridgeError:
+    def _barrier_error(self, error: DistGpuBridgeError, limit: int, everybody: bool) -> DistGpuBridgeError:
         """One class and one text for the rank whose deadline passed first and for those that it told."""
         text = str(error)
         _, found, names = text.partition("not arrived there: ")
@@ -244,8 +255,11 @@ class GpuBridgeGroup(Collectives, PointToPoint, _ProcessGroup):
         if limit == 1:
             words = f"Rank {self._rank} timed out in monitoredBarrier after 0 ms"
         else:
-            words = f"Rank{'s'[: len(missing) > 1]} {', '.join(map(str, missing))} failed to pass monitoredBarrier"
+            first, others = (missing, []) if everybody else (missing[:1], missing[1:])
+            words = f"Rank{'s'[: len(first) > 1]} {', '.join(map(str, first))} failed to pass monitoredBarrier"
             words += f" in {limit // 1_000_000} ms"
+            if others:
+                words += f", and so did {', '.join(map(str, others))}"
         if self._rank:
             words = (
                 f"Rank {self._rank} successfully reached monitoredBarrier, but received errors while waiting for "
@@ -281,6 +295,39 @@ class GpuBridgeGroup(Collectives, PointToPoint, _ProcessGroup):
         group = GpuBridgeGroup(store, ranks.index(self._rank), len(ranks), limit, name, options)
         group._desc = group_desc or f"{self._desc}:split:{self._splits}"
         return group
+
+    # -- what other backends have and this one does not
+
+    def _lacks(self, what: str, instead: str) -> NoReturn:
+        raise DistUnsupportedError(f"gpubridge has no {what}: {instead}")
+
+    def _register_on_completion_hook(self, hook: Any) -> None:
+        self._lacks("completion hooks", "use the future of each operation, or stats() of the group")
+
+    def _enable_collectives_timing(self) -> None:
+        self._lacks("timing per collective", "read the times in stats() of the group")
+
+    def merge_remote_group(self, *_: Any, **__: Any) -> Any:
+        self._lacks("merge_remote_group", "make a new group of all ranks with torch.distributed.new_group")
+
+    def shrink(self, *_: Any, **__: Any) -> Any:
+        self._lacks("shrink", "abort this group and make a new one of the ranks that are left")
+
+    def allocate_tensor(self, *_: Any, **__: Any) -> Any:
+        self._lacks("memory of its own for tensors", "any tensor will do")
+
+    @property
+    def mem_allocator(self) -> Any:
+        self._lacks("allocator", "any tensor will do")
+
+    def suspend(self) -> None:
+        self._lacks("suspend", "destroy the group and make a new one later")
+
+    def resume(self) -> None:
+        self._lacks("resume", "make a new group")
+
+    def memory_stats(self) -> dict[str, int]:
+        self._lacks("memory_stats", "what it holds is bounded by GPUBRIDGE_MEM_BYTES")
 
     # -- what the library knows
 

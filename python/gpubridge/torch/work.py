@@ -2,8 +2,9 @@
 """Work objects and futures.
 
 A Work owns a C request and the tensors it borrows.  It is finished once, by whoever comes first: a thread in `wait()`
-or a pump thread (context.py) that was told of the completion; its futures complete when it is its turn (delivery.py).  Errors reach C++ callers because the future they get is
-the result of a `.then` callback that raises (Future.set_exception is invisible to C++).
+or a pump thread (context.py) that was told of the completion; its futures complete when it is its turn (delivery.py).
+Errors reach C++ callers because the future they get is the result of a `.then` callback that raises
+(Future.set_exception is invisible to C++).
 """
 
 from __future__ import annotations
