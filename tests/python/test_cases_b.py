@@ -15,6 +15,7 @@ import torch
 import torch.distributed as dist
 from pool import Layout, Pool, Rank
 from reference import COMPLEX, FLOATS, INTEGERS
+from test_processes import finish, launch
 from test_values import garbage, reduce_op
 
 ISLANDS = Layout(("a", "a", "b", "b"))
@@ -89,14 +90,13 @@ def case_b15(me: Rank) -> None:
         for op, factor in (("SUM", 1.0), ("AVG", 1 / me.size), ("PREMUL_SUM", 0.5)):
             direct = [mine.clone()]
             options = dist.AllreduceOptions()
-            options.reduceOp = dist.ReduceOp(reduce_op(op, 0.5)) if op == "PREMUL_SUM" else reduce_op(op)
+            options.reduceOp = reduce_op(op, 0.5)
             world.allreduce(direct, options).wait()
             assert torch.allclose(direct[0], total * factor), op
         for op in ("PRODUCT", "MIN", "MAX", "BAND", "BOR", "BXOR"):
             options, scatter_options = dist.AllreduceOptions(), dist.ReduceScatterOptions()
-            options.reduceOp = scatter_options.reduceOp = dist.ReduceOp(reduce_op(op))
             reduce_options = dist.ReduceOptions()
-            reduce_options.reduceOp = dist.ReduceOp(reduce_op(op))
+            options.reduceOp = scatter_options.reduceOp = reduce_options.reduceOp = reduce_op(op)
             with pytest.raises(TypeError):
                 world.allreduce([mine.clone()], options)
             with pytest.raises(TypeError):
@@ -191,6 +191,32 @@ def case_b29(me: Rank) -> None:
 @pytest.mark.parametrize("layout", [ISLANDS, INTERLEAVED], ids=["islands", "vendors"])
 def test_b29_groups_at_once(ranks: Callable[..., Pool], layout: Layout) -> None:
     ranks(layout).run(case_b29)
+
+
+def test_b21_a_timeout_in_coalescing_lists_what_is_unmatched() -> None:
+    """Two receives that nobody serves: the error at the end of the block has the peer and the tag of both."""
+    init = """
+from datetime import timedelta
+dist.init_process_group("gpubridge", timeout=timedelta(seconds=4))
+"""
+    body = """
+    dist.barrier()
+    try:
+        if rank == 0:
+            with dist.distributed_c10d._coalescing_manager(device=torch.device("cpu")):
+                dist.irecv(torch.zeros(3), 1, tag=51)
+                dist.irecv(torch.zeros(3), 1, tag=62)
+        else:
+            dist.barrier()
+        print("passed")
+    except dist.DistBackendError as error:
+        print("said:", error)
+    os._exit(0)
+    """
+    results = finish(launch(body, init=init))
+    said = results[0][1]
+    assert "said:" in said and "rank 1" in said and "tag 51" in said and "tag 62" in said, results
+    assert "said:" in results[1][1], results
 
 
 def case_b23(me: Rank) -> None:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What stands on a process group: DDP, FSDP2, functional collectives, DTensor, objects, groups (B24, E4, E5, E6)."""
+"""What stands on a process group: DDP, FSDP2, functional collectives, DTensor, objects, groups (B24, E4 to E9)."""
 
 from __future__ import annotations
 
@@ -103,6 +103,44 @@ def case_ddp_accumulates(me: Rank) -> None:
     for p, q in zip(model.module.parameters(), want.parameters(), strict=True):
         assert p.grad is not None and q.grad is not None
         assert torch.allclose(p.grad, q.grad, rtol=0, atol=1e-12)
+
+
+class Branches(nn.Module):
+    """Three layers side by side; odd ranks run them in the opposite order, so their gradients come that way too."""
+
+    def __init__(self, reverse: bool) -> None:
+        super().__init__()
+        torch.manual_seed(2)
+        self.branches = nn.ModuleList(nn.Linear(12, 5) for _ in range(3)).double()
+        self.reverse = reverse
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        order = reversed(self.branches) if self.reverse else self.branches
+        return torch.stack([branch(x * (1 + i)) for i, branch in enumerate(order)]).sum(0)
+
+
+def case_ddp_reversed_backward(me: Rank) -> None:
+    """E9: gradients ready in another order on one rank: the buckets stay the same on all, before and after DDP
+    rebuilds them in step 1.
+    """
+    model = DistributedDataParallel(Branches(me.rank % 2 == 1), bucket_cap_mb=0.0001)
+    alone = [Branches(False), Branches(True)]
+    optimizers = [torch.optim.SGD(m.parameters(), lr=0.1) for m in (model, *alone)]
+    for step in range(5):
+        x, y = batch(step, 4 * me.size)
+        for optimizer in optimizers:
+            optimizer.zero_grad()
+        nn.functional.mse_loss(model(share(x, me)), share(y, me)).backward()
+        for rank in range(me.size):  # what each rank computes, in one process
+            part = Rank(rank, me.size, me.islands)
+            nn.functional.mse_loss(alone[rank % 2](share(x, part)), share(y, part)).backward()
+        for p, *others in zip(model.parameters(), *(m.parameters() for m in alone), strict=True):
+            want = sum(other.grad for other in others if other.grad is not None) / me.size
+            assert p.grad is not None and torch.allclose(p.grad, torch.as_tensor(want), rtol=0, atol=1e-12), step
+            for other in others:
+                other.grad = p.grad.clone()
+        for optimizer in optimizers:
+            optimizer.step()
 
 
 def case_ddp_join(me: Rank) -> None:
@@ -281,6 +319,7 @@ def case_group_facts(me: Rank) -> None:
 
 CASES = (
     case_ddp_accumulates,
+    case_ddp_reversed_backward,
     case_ddp_join,
     case_ddp_hooks_and_buffers,
     case_fsdp2_equals_single_process,

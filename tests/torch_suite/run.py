@@ -37,12 +37,14 @@ class Column:
 
     Attributes:
         only: which tests, by what the column "gloo" said: None: all; else those it skipped with such a reason.
+        vendors: what GPUBRIDGE_EMULATE says.
     """
 
     backend: str
     asked_for: str
     world_size: int
     only: str | None = None
+    vendors: str = ""
 
 
 COLUMNS = {
@@ -50,6 +52,7 @@ COLUMNS = {
     "gpubridge": Column("gpubridge", "gloo", 4),
     "gloo-8": Column("gloo", "gloo", 8, "small world size"),
     "gpubridge-8": Column("gpubridge", "gloo", 8, "small world size"),
+    "gpubridge-vendors": Column("gpubridge", "gloo", 4, vendors="cuda,cuda,hip,hip"),
     # Operations that Gloo does not have on the CPU: there is nothing to compare with, but they must work.
     "gpubridge-more": Column("gpubridge", "mpi", 4, "Only MPI"),
 }
@@ -119,6 +122,7 @@ class Worker:
         self.column = column
         command = [sys.executable, str(HERE / "run.py"), "--worker", column]
         env = dict(os.environ, WORLD_SIZE=str(COLUMNS[column].world_size), OMP_NUM_THREADS="1")
+        env["GPUBRIDGE_EMULATE"] = COLUMNS[column].vendors
         pipe = subprocess.PIPE
         self.process = subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True, env=env)
         assert self.process.stdin is not None and self.process.stdout is not None
