@@ -142,6 +142,31 @@ def case_cpp_waits_under_gc(me: Rank) -> None:
         assert pending[0].item() == i * me.size
 
 
+def case_interrupted_right_after_submit(me: Rank) -> None:
+    """Ctrl-C between the submit and the first look at its request: the operation goes on, nothing is lost or leaked."""
+    world: Any = dist.group.WORLD
+    submit, t = world._submit, torch.full((50000,), 1.0)
+
+    def interrupted(*arguments: Any) -> int:
+        assert submit(*arguments) == 0
+        raise KeyboardInterrupt
+
+    world._submit = interrupted
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            dist.all_reduce(t, async_op=True)
+    finally:
+        world._submit = submit
+    after = torch.ones(1)
+    work: Any = dist.all_reduce(after, async_op=True)
+    assert work.get_future().wait()[0].item() == me.size, "its turn comes after the interrupted one's"
+    assert t.eq(me.size).all()
+    end = time.monotonic() + 20
+    while world._context.in_flight and time.monotonic() < end:
+        time.sleep(0.01)
+    assert not world._context.in_flight
+
+
 def case_wait_times_out(me: Rank) -> None:
     """C14: an explicit wait() limit raises TimeoutError that also is a DistBackendError; the operation goes on."""
     t = torch.ones(4)
@@ -179,6 +204,7 @@ CASES = (
     case_future_is_done_after_wait,
     case_dropped_works,
     case_cpp_waits_under_gc,
+    case_interrupted_right_after_submit,
     case_wait_times_out,
 )
 
