@@ -54,7 +54,11 @@ except dist.DistBackendError as error:
     print("said:", error)
     os._exit(0)
 """
-    faults = {"GPUBRIDGE_FAULT": "bulk0:corrupt@5000", "GPUBRIDGE_CHECKSUM": "off", "GPUBRIDGE_LANES": "1"}
+    faults: dict[str, Any] = {
+        "GPUBRIDGE_FAULT": "bulk0:corrupt@5000",
+        "GPUBRIDGE_CHECKSUM": "off",
+        "GPUBRIDGE_LANES": "1",
+    }
     results = finish(launch(body, init=init, GPUBRIDGE_TRANSPORT="tcp", **faults))
     said = [out for _, out, _ in results]
     assert all("said:" in out for out in said), results
@@ -124,7 +128,8 @@ def test_a8_generations_are_islands_of_their_own() -> None:
     print("islands:", sum(line.startswith("island") for line in text.splitlines()))
     """
     init = 'os.environ["GBEMU_ARCH"] = ("sm_80", "sm_90")[rank]\n' + 'dist.init_process_group("gpubridge")\n'
-    for extra, want in (({}, 2), ({"GPUBRIDGE_ISLAND_BY": "vendor"}, 1)):
+    by_vendor: dict[str, Any] = {"GPUBRIDGE_ISLAND_BY": "vendor"}
+    for extra, want in (({}, 2), (by_vendor, 1)):
         results = finish(launch(body, init=init, GPUBRIDGE_EMULATE="cuda,cuda", GPUBRIDGE_ISLAND="", **extra))
         assert all(f"islands: {want}" in out for _, out, _ in results), results
 
@@ -142,7 +147,11 @@ def test_a14_a_flipped_byte_is_an_error_and_names_the_peer() -> None:
         print("said:", error)
     os._exit(0)
     """
-    faults = {"GPUBRIDGE_FAULT": "bulk0:corrupt@5000000", "GPUBRIDGE_CHECKSUM": "on", "GPUBRIDGE_LANES": "1"}
+    faults: dict[str, Any] = {
+        "GPUBRIDGE_FAULT": "bulk0:corrupt@5000000",
+        "GPUBRIDGE_CHECKSUM": "on",
+        "GPUBRIDGE_LANES": "1",
+    }
     results = finish(launch(body, GPUBRIDGE_TRANSPORT="tcp", **faults))
     assert all("said:" in out and f"rank {1 - rank}" in out for rank, (_, out, _) in enumerate(results)), results
     assert any("damaged" in out for _, out, _ in results), results

@@ -85,22 +85,12 @@ class Deliveries:
             may_watch: stay where finished works must wait for a callback that runs elsewhere, and take its turn away
             if need be; one thread at a time does.
         """
-        while True:
-            with self._changed:
-                work = self._next()
-                if work is None:
-                    if not (may_watch and self._must_watch()):
-                        return
-                    self._watched = True
-                    try:
-                        self._changed.wait(LOOK_S)
-                        self._take_from_sleepers()
-                    finally:
-                        self._watched = False
-                    continue
-                turn = self._give(work)
-            if turn is not None:
-                self._announce(turn)
+        try:
+            while self._deliver_one(may_watch):
+                pass
+        except BaseException:
+            self._put_back()
+            raise
 
     def await_turn(self, work: RequestWork) -> None:
         """Returns when the finished `work` is announced; its callbacks may run in this call.
@@ -108,20 +98,12 @@ class Deliveries:
         Inside a callback it returns at once, as the turn may be over only when that callback returns.
         """
         give_up = time.monotonic() + PATIENCE_S
-        while running() is None:
-            self.deliver()
-            with self._changed:
-                if work._announced:
-                    return
-                self._take_from_sleepers()
-                if self._turns or time.monotonic() < give_up or work not in self._queue:
-                    self._changed.wait(LOOK_S)
-                    continue
-                # A collective before it is not finished, and may wait for something that comes after this call.
-                self._queue.remove(work)
-                turn = self._give(work)
-            if turn is not None:
-                self._announce(turn)
+        try:
+            while running() is None and not self._is_announced(work, give_up):
+                pass
+        except BaseException:
+            self._put_back()
+            raise
 
     def end(self) -> None:
         """The group is gone, and so is the order: announces works as they finish."""
@@ -129,33 +111,85 @@ class Deliveries:
             self._over = True
         self.deliver()
 
+    def _deliver_one(self, may_watch: bool) -> bool:
+        """Whether to call it again."""
+        with self._changed:
+            work = self._next()
+            if work is None:
+                if not (may_watch and self._must_watch()):
+                    return False
+                self._watched = True
+                try:
+                    self._changed.wait(LOOK_S)
+                    self._take_from_sleepers()
+                finally:
+                    self._watched = False
+                return True
+            turn = self._give(work)
+        if turn is not None:
+            self._announce(turn)
+        return True
+
+    def _is_announced(self, work: RequestWork, give_up: float) -> bool:
+        while self._deliver_one(False):
+            pass
+        with self._changed:
+            if work._announced:
+                return True
+            self._take_from_sleepers()
+            if self._turns or time.monotonic() < give_up or work not in self._queue:
+                self._changed.wait(LOOK_S)
+                return False
+            # A collective before it is not finished, and may wait for something that comes after this call.
+            turn = self._give(work)
+        if turn is not None:
+            self._announce(turn)
+        return True
+
+    def _put_back(self) -> None:
+        """Ctrl-C may come up between taking a turn and using it: the next thread does that instead."""
+        me = threading.get_native_id()
+        with self._changed:
+            for turn in [turn for turn in self._turns if turn.thread_id == me]:
+                self._turns.remove(turn)
+                if turn.work not in self._queue:
+                    self._queue.appendleft(turn.work)
+
     # -- with the lock held
 
     def _next(self) -> RequestWork | None:
-        """Takes the work whose turn it is from the queue, if it is finished."""
+        """The work whose turn it is, if it is finished."""
         queue = self._queue
         if not queue:
             return None
         if not self._turns and not self._over:
-            return queue.popleft() if queue[0]._done else None
+            return queue[0] if queue[0]._done else None
         top = None if self._over else self._turns[-1].work
         for work in queue:
             if top is None or _started_by(work, top):
                 if work._done:
-                    queue.remove(work)
                     return work
                 if top is not None:
                     return None
         return None
 
     def _give(self, work: RequestWork) -> Turn | None:
+        """Takes the work from the queue; None: nobody asks, and from now on answers come at once."""
         if work._base is None and not work._listeners:
-            work._announced = True  # nobody asks, and from now on answers come at once
+            work._announced = True
             work._parent = None
+            self._take(work)
             return None
         turn = Turn(work)
         self._turns.append(turn)
+        self._take(work)
         return turn
+
+    def _take(self, work: RequestWork) -> None:
+        if self._queue[0] is work:
+            self._queue.popleft()
+        else:
+            self._queue.remove(work)
 
     def _must_watch(self) -> bool:
         return bool(self._turns) and not self._watched and any(work._done for work in self._queue)
