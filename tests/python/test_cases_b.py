@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 import threading
 from collections.abc import Callable
@@ -15,7 +14,6 @@ import torch
 import torch.distributed as dist
 from pool import Layout, Pool, Rank
 from reference import COMPLEX, FLOATS, INTEGERS
-from test_processes import finish, launch
 from test_values import garbage, reduce_op
 
 ISLANDS = Layout(("a", "a", "b", "b"))
@@ -191,69 +189,3 @@ def case_b29(me: Rank) -> None:
 @pytest.mark.parametrize("layout", [ISLANDS, INTERLEAVED], ids=["islands", "vendors"])
 def test_b29_groups_at_once(ranks: Callable[..., Pool], layout: Layout) -> None:
     ranks(layout).run(case_b29)
-
-
-def test_b21_a_timeout_in_coalescing_lists_what_is_unmatched() -> None:
-    """Two receives that nobody serves: the error at the end of the block has the peer and the tag of both."""
-    init = """
-from datetime import timedelta
-dist.init_process_group("gpubridge", timeout=timedelta(seconds=4))
-"""
-    body = """
-    dist.barrier()
-    try:
-        if rank == 0:
-            with dist.distributed_c10d._coalescing_manager(device=torch.device("cpu")):
-                dist.irecv(torch.zeros(3), 1, tag=51)
-                dist.irecv(torch.zeros(3), 1, tag=62)
-        else:
-            dist.barrier()
-        print("passed")
-    except dist.DistBackendError as error:
-        print("said:", error)
-    os._exit(0)
-    """
-    results = finish(launch(body, init=init))
-    said = results[0][1]
-    assert "said:" in said and "rank 1" in said and "tag 51" in said and "tag 62" in said, results
-    assert "said:" in results[1][1], results
-
-
-def case_b23(me: Rank) -> None:
-    """More than 2^31 elements and bytes: nothing between here and the wire counts in int."""
-    n = 2**31 + 17
-    t = torch.zeros(n, dtype=torch.uint8)
-    t[-5:] = me.rank + 1
-    dist.all_reduce(t)
-    assert t[-5:].tolist() == [3] * 5 and t[0].item() == 0
-    t.fill_(0)
-    if me.rank == 0:
-        t[-1] = 9
-        t[2**31] = 8
-    dist.broadcast(t, 0)
-    assert t[-1].item() == 9 and t[2**31].item() == 8
-    if me.rank == 0:
-        dist.send(t, 1)
-    else:
-        t.fill_(0)
-        dist.recv(t, 0)
-    assert t[-1].item() == 9 and t[2**31].item() == 8
-    # Split so unevenly that one block alone has more than 2^31 bytes.
-    if me.rank == 0:
-        out = torch.zeros(6, dtype=torch.uint8)
-        dist.all_to_all_single(out, t, [3, 3], [3, n - 3])
-        assert out.tolist() == [0, 0, 0, 5, 5, 5]
-    else:
-        t.fill_(0)
-        dist.all_to_all_single(t, torch.full((6,), 5, dtype=torch.uint8), [n - 3, 3], [3, 3])
-        assert t[n - 4].item() == 9 and t[-3:].tolist() == [5] * 3
-    del t
-    box: list[Any] = [bytes(2**31 + 5)] if me.rank == 0 else [None]
-    dist.broadcast_object_list(box, src=0)
-    assert len(box[0]) == 2**31 + 5
-
-
-@pytest.mark.skipif(not os.environ.get("GB_TEST_NIGHTLY"), reason="needs 16 GiB: set GB_TEST_NIGHTLY=1")
-@pytest.mark.timeout(1200)
-def test_b23_more_than_2_to_the_31(ranks: Callable[..., Pool]) -> None:
-    ranks(Layout(("a", "b"))).run(case_b23, timeout=1100)

@@ -260,7 +260,9 @@ class GpuBridgeGroup(Collectives, PointToPoint, _ProcessGroup):
             words += f" in {limit // 1_000_000} ms"
             if others:
                 words += f", and so did {', '.join(map(str, others))}"
-        if self._rank:
+        if (self._options.global_ranks or range(self._size))[self._rank] in missing:
+            words = f"Rank {self._rank} came too late: {words}"
+        elif self._rank:
             words = (
                 f"Rank {self._rank} successfully reached monitoredBarrier, but received errors while waiting for "
                 f"send/recv from rank 0: {words}"
