@@ -155,7 +155,7 @@ static int submit(gpubridge_comm *comm, const struct gpubridge_op *op, int run, 
 
 int gpubridge_submit(gpubridge_comm *comm, const struct gpubridge_op *op, gpubridge_request **request)
 {
-    struct gb_op *made;
+    struct gb_op *made = NULL;
     GB_TRY(submit(comm, op, 0, &made));
     *request = (gpubridge_request *)(void *)made;
     return 0;
@@ -163,7 +163,7 @@ int gpubridge_submit(gpubridge_comm *comm, const struct gpubridge_op *op, gpubri
 
 int gpubridge_run(gpubridge_comm *comm, const struct gpubridge_op *op)
 {
-    struct gb_op *made;
+    struct gb_op *made = NULL;
     GB_TRY(submit(comm, op, 1, &made));
     int rc = gb_engine_wait(made, 0);
     gb_op_put(made);
@@ -172,7 +172,7 @@ int gpubridge_run(gpubridge_comm *comm, const struct gpubridge_op *op)
 
 int gpubridge_run_for(gpubridge_comm *comm, const struct gpubridge_op *op, int64_t wait_ns, gpubridge_request **request)
 {
-    struct gb_op *made;
+    struct gb_op *made = NULL;
     *request = NULL;
     GB_TRY(submit(comm, op, 1, &made));
     int rc = gb_engine_wait(made, wait_ns);

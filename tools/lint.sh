@@ -31,7 +31,7 @@ tidy() {
 # Counts and offsets are 64-bit all the way: nothing is narrowed without saying so.
 narrowing() {
     git ls-files 'src/*.c' | xargs -P 2 -n 8 clang-19 -std=c17 -D_GNU_SOURCE '-DGB_VERSION=""' -Iinclude -Isrc -fsyntax-only \
-        -Wshorten-64-to-32 -Werror
+        -Werror=shorten-64-to-32
 }
 
 # The public header is plain C11 and C++11, on its own.

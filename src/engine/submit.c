@@ -188,7 +188,7 @@ static int op_device(struct gb_op *op, void *stream)
     dev->factor = op->factor;
     if (!op->shadow) {
         dev->plan = op->xplan->plan;
-        memcpy(dev->buf, op->buf, sizeof dev->buf);
+        memcpy((void *)dev->buf, (const void *)op->buf, sizeof dev->buf);
     }
     dev->set = op->group->stream_set + op->is_p2p;
     return gb_launcher_record(op->engine->config.launcher, stream, &dev->ready);
