@@ -9,6 +9,7 @@ from ctypes import (
     c_int32,
     c_int64,
     c_size_t,
+    c_uint64,
     c_uint8,
     c_void_p,
     POINTER,
@@ -27,6 +28,45 @@ FLEET_MEMORY = 2
 FLEET_HOST = 3
 FLEET_COLLECTIVE = 4
 FLEET_HOP = 5
+
+# enum gpubridge_fleet_cause
+FLEET_CAUSE_NONE = 0
+FLEET_CAUSE_INPUT = 1
+FLEET_CAUSE_COMPUTE = 2
+FLEET_CAUSE_MEMORY = 3
+FLEET_CAUSE_HOST = 4
+FLEET_CAUSE_PAUSES = 5
+FLEET_CAUSE_LINK = 6
+FLEET_CAUSE_SLOW_PART = 7
+
+# enum gpubridge_fleet_model
+FLEET_V100 = 0
+FLEET_A100 = 1
+FLEET_H200 = 2
+FLEET_MI50 = 3
+FLEET_MI210 = 4
+FLEET_MI300X = 5
+FLEET_MODELS = 6
+
+# enum gpubridge_fleet_fault
+FLEET_FAULT_NONE = 0
+FLEET_FAULT_COMPUTE = 1
+FLEET_FAULT_MEMORY = 2
+FLEET_FAULT_THERMAL = 3
+FLEET_FAULT_LINK = 4
+FLEET_FAULT_INPUT = 5
+FLEET_FAULT_PAUSES = 6
+FLEET_FAULTS = 7
+
+# enum gpubridge_fleet_history
+FLEET_HISTORY_PLAIN = 0
+FLEET_HISTORY_LENGTHS = 1
+FLEET_HISTORY_EVALUATION = 2
+FLEET_HISTORY_CHECKPOINT = 3
+FLEET_HISTORY_RESTART = 4
+FLEET_HISTORY_RESCALE = 5
+FLEET_HISTORY_PAUSES = 6
+FLEET_HISTORIES = 7
 
 
 class FleetRecord(Structure):
@@ -51,6 +91,7 @@ class FleetParts(Structure):
         ("struct_size", c_size_t),
         ("own", c_void_p),
         ("wait", c_void_p),
+        ("head", c_void_p),
         ("overlap", c_void_p),
         ("exposed", c_void_p),
         ("charged", c_void_p),
@@ -70,6 +111,7 @@ class FleetWorkConfig(Structure):
         ("curvature", c_int32),
         ("classes", c_void_p),
         ("prior", c_void_p),
+        ("least", c_void_p),
     ]
 
 
@@ -105,6 +147,105 @@ class FleetScan(Structure):
     ]
 
 
+class FleetMonitorConfig(Structure):
+    """struct gpubridge_fleet_monitor_config"""
+
+    _fields_ = [
+        ("struct_size", c_size_t),
+        ("ranks", c_int32),
+        ("channels", c_int32),
+        ("max_records", c_int32),
+        ("covariates", c_int32),
+        ("classes", c_void_p),
+        ("alarms", c_double),
+        ("days", c_double),
+        ("steps_per_second", c_double),
+        ("min_slowdown", c_double),
+        ("lottery", c_double),
+        ("warmup_steps", c_int32),
+    ]
+
+
+class FleetVerdict(Structure):
+    """struct gpubridge_fleet_verdict"""
+
+    _fields_ = [
+        ("cause", c_int32),
+        ("rank", c_int32),
+        ("channel", c_int32),
+        ("peers", c_int32),
+        ("slowdown", c_double),
+        ("onset", c_int64),
+    ]
+
+
+class FleetSimConfig(Structure):
+    """struct gpubridge_fleet_sim_config"""
+
+    _fields_ = [
+        ("struct_size", c_size_t),
+        ("seed", c_uint64),
+        ("ranks", c_int32),
+        ("buckets", c_int32),
+        ("models", c_void_p),
+        ("noise", c_double),
+        ("lottery", c_double),
+        ("clock_shift", c_double),
+        ("work_spread", c_double),
+        ("missing", c_double),
+        ("pauses", c_double),
+    ]
+
+
+class FleetEpisodeConfig(Structure):
+    """struct gpubridge_fleet_episode_config"""
+
+    _fields_ = [
+        ("struct_size", c_size_t),
+        ("seed", c_uint64),
+        ("faults", c_int32),
+        ("fault", c_int32),
+        ("history", c_int32),
+        ("least_class", c_int32),
+        ("healthy_steps", c_int32),
+        ("window_steps", c_int32),
+        ("least", c_double),
+        ("most", c_double),
+        ("size", c_double),
+        ("slow_part", c_double),
+        ("alarms", c_double),
+    ]
+
+
+class FleetEpisode(Structure):
+    """struct gpubridge_fleet_episode"""
+
+    _fields_ = [
+        ("struct_size", c_size_t),
+        ("ranks", c_int32),
+        ("steps", c_int32),
+        ("records", c_int32),
+        ("early", c_int32),
+        ("fault", c_int32),
+        ("where", c_int32),
+        ("second_fault", c_int32),
+        ("second_where", c_int32),
+        ("size", c_double),
+        ("detectable", c_double),
+        ("second_size", c_double),
+        ("second_detectable", c_double),
+        ("found", c_int32),
+        ("named", c_int32),
+        ("wrong", c_int32),
+        ("misread", c_int32),
+        ("cause", c_int32),
+        ("delay", c_int32),
+        ("slow_parts", c_int32),
+        ("slow_part_found", c_int32),
+        ("peers", c_int32),
+    ]
+
+
 # (name without prefix, result, parameters)
 FUNCTIONS: list[tuple[str, Any, tuple[Any, ...]]] = [
     ("fleet_decomposer_create", c_int, (c_int32, c_int32, c_int32, POINTER(c_void_p))),
@@ -114,8 +255,28 @@ FUNCTIONS: list[tuple[str, Any, tuple[Any, ...]]] = [
     ("fleet_work_create", c_int, (POINTER(FleetWorkConfig), POINTER(c_void_p))),
     ("fleet_work_destroy", None, (c_void_p,)),
     ("fleet_work_step", c_int, (c_void_p, POINTER(c_double), POINTER(c_double), POINTER(c_uint8))),
+    ("fleet_work_restart", c_int, (c_void_p, c_int32)),
     ("fleet_work_fit", c_int, (c_void_p, c_int32, POINTER(c_double), POINTER(c_double))),
+    ("fleet_work_doubt", c_int, (c_void_p, c_int32, c_int32, POINTER(c_double), POINTER(c_double))),
+    ("fleet_work_usual", c_int, (c_void_p, c_int32, POINTER(c_double))),
     ("fleet_work_slopes", c_int, (c_void_p, c_int32, POINTER(c_double), POINTER(c_double))),
     ("fleet_lottery", c_int, (c_int32, POINTER(c_double), POINTER(c_int32), c_double, POINTER(c_double), POINTER(c_uint8))),
     ("fleet_scan", c_int, (POINTER(FleetScanConfig), POINTER(c_double), POINTER(FleetScan))),
+    ("fleet_monitor_create", c_int, (POINTER(FleetMonitorConfig), POINTER(c_void_p))),
+    ("fleet_monitor_destroy", None, (c_void_p,)),
+    ("fleet_monitor_step", c_int, (c_void_p, c_int64, POINTER(FleetRecord), c_int32, POINTER(c_double))),
+    ("fleet_monitor_hold", c_int, (c_void_p, c_int32, c_int32)),
+    ("fleet_monitor_restart", c_int, (c_void_p, c_int32)),
+    ("fleet_monitor_verdicts", c_int, (c_void_p, POINTER(FleetVerdict), c_int32, POINTER(c_int32))),
+    ("fleet_monitor_detectable", c_int, (c_void_p, c_int32, c_int32, c_double, POINTER(c_double))),
+    ("fleet_sim_create", c_int, (POINTER(FleetSimConfig), POINTER(c_void_p))),
+    ("fleet_sim_destroy", None, (c_void_p,)),
+    ("fleet_sim_size", c_int, (c_void_p, POINTER(c_int32), POINTER(c_int32))),
+    ("fleet_sim_fault", c_int, (c_void_p, c_int32, c_int32, c_double)),
+    ("fleet_sim_restart", c_int, (c_void_p, c_int32, c_double)),
+    ("fleet_sim_slow_part", c_int, (c_void_p, c_int32, c_double)),
+    ("fleet_sim_rescale", c_int, (c_void_p, c_double)),
+    ("fleet_sim_step", c_int, (c_void_p, POINTER(FleetRecord), c_int32, POINTER(c_int32), POINTER(c_double))),
+    ("fleet_sim_seconds", c_int, (c_void_p, POINTER(c_double))),
+    ("fleet_run_episode", c_int, (POINTER(FleetEpisodeConfig), POINTER(FleetEpisode))),
 ]

@@ -102,6 +102,13 @@ static int check(const gpubridge_fleet_decomposer *d, const struct gpubridge_fle
     return GPUBRIDGE_OK;
 }
 
+/* By start; a transfer before the work that begins with it. */
+static int follows(const struct gpubridge_fleet_record *a, const struct gpubridge_fleet_record *b)
+{
+    if (a->start != b->start) return a->start > b->start;
+    return a->kind < GPUBRIDGE_FLEET_COLLECTIVE && b->kind >= GPUBRIDGE_FLEET_COLLECTIVE;
+}
+
 /* Counting sort by rank, then insertion by start: a rank's records come almost sorted. */
 static void sort(gpubridge_fleet_decomposer *d, const struct gpubridge_fleet_record *r, int32_t count)
 {
@@ -116,7 +123,7 @@ static void sort(gpubridge_fleet_decomposer *d, const struct gpubridge_fleet_rec
         for (int a = d->begin[k] + 1; a < d->begin[k + 1]; a++) {
             int32_t moved = d->order[a];
             int b = a;
-            for (; b > d->begin[k] && r[d->order[b - 1]].start > r[moved].start; b--) d->order[b] = d->order[b - 1];
+            for (; b > d->begin[k] && follows(&r[d->order[b - 1]], &r[moved]); b--) d->order[b] = d->order[b - 1];
             d->order[b] = moved;
         }
     }
@@ -171,7 +178,9 @@ static void walk_rank(gpubridge_fleet_decomposer *d, const struct gpubridge_flee
 {
     double busy_from = 0.0, busy_to = -INFINITY; /* the union of transfers in progress */
     double work_from = 0.0, work_to = -INFINITY; /* the union of own work */
-    double transfers = 0.0, hidden = 0.0, computing = 0.0, covered = 0.0, last_ready = NAN, last_end = NAN;
+    double transfers = 0.0, hidden = 0.0, covered[2] = {0.0, 0.0}, head[2] = {0.0, 0.0}, last_ready = NAN,
+           last_end = NAN;
+    int working = 0; /* the kind of the last own work */
     double own[GPUBRIDGE_FLEET_OWN_KINDS] = {0};
     int32_t before = -1;
     for (int a = d->begin[rank]; a < d->begin[rank + 1]; a++) {
@@ -186,17 +195,23 @@ static void walk_rank(gpubridge_fleet_decomposer *d, const struct gpubridge_flee
             if (x->end > busy_to) busy_to = x->end;
             double to = x->end < work_to ? x->end : work_to; /* own work that began before this transfer */
             from = from > work_from ? from : work_from;
-            if (to > from) hidden += to - from, covered += to - from;
+            if (to > from) {
+                hidden += to - from;
+                covered[working] += to - from;
+            }
             double ready = isnan(x->ready) ? x->start : x->ready;
             if (!(ready <= last_ready)) last_ready = ready;
             if (!(x->end <= last_end)) last_end = x->end;
         } else {
             own[x->kind] += length;
-            if (x->kind == GPUBRIDGE_FLEET_COMPUTE || x->kind == GPUBRIDGE_FLEET_MEMORY) computing += length;
+            working = x->kind == GPUBRIDGE_FLEET_MEMORY;
+            if (before < 0 && (x->kind == GPUBRIDGE_FLEET_COMPUTE || x->kind == GPUBRIDGE_FLEET_MEMORY))
+                head[working] += length;
             double from = x->start > busy_from ? x->start : busy_from, to = x->end < busy_to ? x->end : busy_to;
             if (to > from) {
                 hidden += to - from;
-                covered += to - from;
+                if (x->kind == GPUBRIDGE_FLEET_COMPUTE || x->kind == GPUBRIDGE_FLEET_MEMORY)
+                    covered[working] += to - from;
             }
             work_from = x->start;
             work_to = x->end;
@@ -209,7 +224,12 @@ static void walk_rank(gpubridge_fleet_decomposer *d, const struct gpubridge_flee
     if (p->own)
         for (int k = 0; k < GPUBRIDGE_FLEET_OWN_KINDS; k++)
             p->own[(size_t)k * (size_t)d->ranks + (size_t)rank] = own[k];
-    if (p->overlap) p->overlap[rank] = computing > 0.0 ? (covered < computing ? covered / computing : 1.0) : 0.0;
+    for (int k = 0; k < 2; k++) {
+        double tail = own[k ? GPUBRIDGE_FLEET_MEMORY : GPUBRIDGE_FLEET_COMPUTE] - head[k];
+        if (p->head) p->head[k * d->ranks + rank] = head[k];
+        if (p->overlap)
+            p->overlap[k * d->ranks + rank] = !(tail > 0.0) ? 0.0 : covered[k] < tail ? covered[k] / tail : 1.0;
+    }
     if (p->exposed) p->exposed[rank] = transfers > hidden ? transfers - hidden : 0.0;
 }
 

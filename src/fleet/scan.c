@@ -10,8 +10,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define LOTTERY        0.04 /* relative spread of healthy devices of one model */
-#define LOTTERY_WEIGHT 32.0 /* devices that the prior counts for */
+#define LOTTERY        0.04  /* relative spread of healthy devices of one model */
+#define LOTTERY_WEIGHT 128.0 /* devices that the prior counts for */
 #define SLOW_LEAST     0.06
 #define SLOW_SPREADS   3.0
 #define PEERS          4    /* smallest class whose common mode is removed */

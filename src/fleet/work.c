@@ -14,7 +14,8 @@
 #define ROW         (SLOPES + 1) /* covariates and log time of a rank */
 #define FIT_PASSES  4
 #define AT_MOST     64     /* ranks of a class that teach in one step */
-#define REFERENCE   32.0   /* rank-steps after which a class's usual work is fixed */
+#define REFERENCE   16.0   /* steps after which a class's usual work is fixed; nothing is learned before */
+#define USUAL       24.0   /* steps behind these after which a rank's usual work is fixed */
 #define MEMORY      1024.0 /* steps that a rank's means remember */
 #define SETTLED     8.0    /* steps before a rank's deviations teach */
 #define PRIOR       0.25   /* variance of a slope before anything is seen */
@@ -30,15 +31,18 @@ struct line {
     int32_t size;
 };
 
+/* Of one rank: means of what taught, and its usual work, which is fixed after USUAL steps: slopes turn about it, so
+ * that a level does not move when a slope is learned. */
 struct level {
     double n, y, x[SLOPES];
+    double seen, usual[SLOPES];
 };
 
 struct gpubridge_fleet_work {
     int32_t ranks, covariates, slopes, classes;
     int32_t *class_of;
     int32_t *place; /* of a rank within its class */
-    double prior[SLOPES];
+    double prior[SLOPES], least[SLOPES];
     struct line *line;
     struct level *level;
     double *x; /* [ranks][ROW] of the step in work */
@@ -84,6 +88,7 @@ int gpubridge_fleet_work_create(const struct gpubridge_fleet_work_config *c, gpu
     w->slopes = c->covariates + (c->curvature ? 1 : 0);
     for (int i = 0; i < c->covariates; i++) /* by default time is proportional to work */
         w->prior[i] = c->prior ? c->prior[i] : 1.0 / (double)c->covariates;
+    for (int i = 0; c->least && i < c->covariates; i++) w->least[i] = c->least[i];
     w->classes = 1;
     for (int r = 0; c->classes && r < c->ranks; r++)
         if (c->classes[r] >= w->classes) w->classes = c->classes[r] + 1;
@@ -120,11 +125,16 @@ static int covariates(const gpubridge_fleet_work *w, const double *amounts, int 
 
 /* The usual work of a class: the mean over its first rank-steps, then fixed, so that slopes turn about a fixed point.
  */
+static int referred(const struct line *l)
+{
+    return l->seen >= REFERENCE * (double)(l->size < AT_MOST ? l->size : AT_MOST);
+}
+
 static void refer(gpubridge_fleet_work *w, const double *amounts)
 {
     for (int r = 0; r < w->ranks; r++) {
         struct line *l = &w->line[w->class_of[r]];
-        if (l->seen >= REFERENCE * (double)(l->size < AT_MOST ? l->size : AT_MOST)) continue;
+        if (referred(l)) continue;
         double x[SLOPES];
         int whole = 1;
         for (int i = 0; i < w->covariates; i++) {
@@ -135,6 +145,15 @@ static void refer(gpubridge_fleet_work *w, const double *amounts)
         if (!whole) continue;
         l->seen += 1.0;
         for (int i = 0; i < w->covariates; i++) l->reference[i] += (x[i] - l->reference[i]) / l->seen;
+    }
+}
+
+/* Deviations from a rank's means; one that is too small to teach counts as none. */
+static void deviate(const gpubridge_fleet_work *w, const double *x, const struct level *v, double *dx)
+{
+    for (int i = 0; i < w->slopes; i++) {
+        dx[i] = x[i] - v->x[i];
+        if (fabs(dx[i]) < w->least[i]) dx[i] = 0.0;
     }
 }
 
@@ -202,8 +221,14 @@ static void adjust(gpubridge_fleet_work *w, double *seconds, const double *amoun
             continue;
         }
         const struct line *l = &w->line[w->class_of[r]];
+        struct level *v = &w->level[r];
         double y = x[SLOPES] = gb_log(seconds[r]);
-        for (int i = 0; i < w->slopes; i++) y -= l->slope[i] * x[i];
+        int settling = v->seen < USUAL && referred(l);
+        if (settling) v->seen += 1.0;
+        for (int i = 0; i < w->slopes; i++) {
+            if (settling) v->usual[i] += (x[i] - v->usual[i]) / v->seen;
+            y -= l->slope[i] * (x[i] - v->usual[i]);
+        }
         seconds[r] = gb_exp(y);
     }
 }
@@ -216,17 +241,26 @@ int gpubridge_fleet_work_step(gpubridge_fleet_work *w, double *seconds, const do
     adjust(w, seconds, amounts);
     for (int r = 0; r < w->ranks; r++) {
         const double *x = &w->x[(size_t)r * ROW];
-        if (seconds[r] == 0.0 || (healthy && !healthy[r]) || !teaches(w, r)) continue;
+        if (seconds[r] == 0.0 || (healthy && !healthy[r]) || !teaches(w, r) || !referred(&w->line[w->class_of[r]]))
+            continue;
         double dx[SLOPES];
         struct level *v = &w->level[r];
         if (v->n >= SETTLED) {
-            for (int i = 0; i < w->slopes; i++) dx[i] = x[i] - v->x[i];
+            deviate(w, x, v, dx);
             learn(w, &w->line[w->class_of[r]], x[SLOPES] - v->y, dx);
         }
         remember(w, v, x[SLOPES], x);
     }
     for (int k = 0; k < w->classes; k++)
         if (w->line[k].size > AT_MOST) w->line[k].next = (w->line[k].next + AT_MOST) % w->line[k].size;
+    return GPUBRIDGE_OK;
+}
+
+int gpubridge_fleet_work_restart(gpubridge_fleet_work *w, int32_t rank)
+{
+    if (!w || rank >= w->ranks)
+        return GB_FAIL(GPUBRIDGE_ERR_INVALID, "fleet: rank %d of %d (or work is NULL)", rank, w ? w->ranks : 0);
+    for (int r = rank < 0 ? 0 : rank; r < (rank < 0 ? w->ranks : rank + 1); r++) w->level[r] = (struct level){0};
     return GPUBRIDGE_OK;
 }
 
@@ -266,6 +300,10 @@ int gpubridge_fleet_work_fit(gpubridge_fleet_work *w, int32_t steps, const doubl
     size_t ranks = (size_t)w->ranks, width = (size_t)w->covariates * ranks;
     for (int32_t t = 0; t < steps; t++) GB_TRY(check(w, seconds + (size_t)t * ranks, amounts + (size_t)t * width));
     survey(w, steps, seconds, amounts);
+    for (int r = 0; r < w->ranks; r++) { /* a recording is judged at the work of the class, so that levels compare */
+        w->level[r].seen = USUAL;
+        memset(w->level[r].usual, 0, sizeof w->level[r].usual);
+    }
     for (int pass = 0; pass < FIT_PASSES; pass++) {
         for (int k = 0; k < w->classes; k++) { /* a pass refines the noise; the doubt begins anew */
             memset(w->line[k].p, 0, sizeof w->line[k].p);
@@ -275,11 +313,33 @@ int gpubridge_fleet_work_fit(gpubridge_fleet_work *w, int32_t steps, const doubl
             for (int r = 0; r < w->ranks; r++) {
                 double x[SLOPES], time = seconds[(size_t)t * ranks + (size_t)r];
                 if (!(time > 0.0) || !covariates(w, amounts + (size_t)t * width, r, x)) continue;
-                for (int i = 0; i < w->slopes; i++) x[i] -= w->level[r].x[i];
+                deviate(w, x, &w->level[r], x);
                 learn(w, &w->line[w->class_of[r]], gb_log(time) - w->level[r].y, x);
             }
         }
     }
+    return GPUBRIDGE_OK;
+}
+
+int gpubridge_fleet_work_doubt(const gpubridge_fleet_work *w, int32_t rank, int32_t slope, double *doubt, double *usual)
+{
+    if (!w || rank < 0 || rank >= w->ranks || slope < 0 || slope >= w->slopes || !doubt || !usual)
+        return GB_FAIL(GPUBRIDGE_ERR_INVALID, "fleet: rank %d of %d, slope %d, or an argument is NULL", rank,
+                       w ? w->ranks : 0, slope);
+    const struct line *l = &w->line[w->class_of[rank]];
+    *doubt = sqrt(l->p[slope][slope] > 0.0 ? l->p[slope][slope] : 0.0);
+    *usual = w->level[rank].usual[slope] + (slope < w->covariates ? l->reference[slope] : 0.0);
+    return GPUBRIDGE_OK;
+}
+
+int gpubridge_fleet_work_usual(const gpubridge_fleet_work *w, int32_t rank, double *factor)
+{
+    if (!w || rank < 0 || rank >= w->ranks || !factor)
+        return GB_FAIL(GPUBRIDGE_ERR_INVALID, "fleet: rank %d of %d, or factor is NULL", rank, w ? w->ranks : 0);
+    const struct line *l = &w->line[w->class_of[rank]];
+    double sum = 0.0;
+    for (int i = 0; i < w->slopes; i++) sum += l->slope[i] * w->level[rank].usual[i];
+    *factor = gb_exp(sum);
     return GPUBRIDGE_OK;
 }
 

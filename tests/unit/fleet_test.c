@@ -60,9 +60,10 @@ static void lateness_is_charged_upstream(void **state)
         r[n++] = record(k, GPUBRIDGE_FLEET_COLLECTIVE, 0, 0, c + 0.5 + late, c + 1.0, c + 0.5 + late);
         r[n++] = record(k, GPUBRIDGE_FLEET_COLLECTIVE, 1, 0, c + 1.0, c + 1.1 + 0.02 * k, c + 0.6 + late);
     }
-    double own[4 * RANKS], wait[RANKS], overlap[RANKS], exposed[RANKS], charged[RANKS], transfer[2];
+    double own[4 * RANKS], wait[RANKS], head[2 * RANKS], overlap[2 * RANKS], exposed[RANKS], charged[RANKS],
+        transfer[2];
     int32_t last[2], ends[2];
-    struct gpubridge_fleet_parts p = {sizeof p, own, wait, overlap, exposed, charged, transfer, last, ends};
+    struct gpubridge_fleet_parts p = {sizeof p, own, wait, head, overlap, exposed, charged, transfer, last, ends};
     gpubridge_fleet_decomposer *d = NULL;
     assert_int_equal(gpubridge_fleet_decomposer_create(RANKS, 2, 64, &d), GPUBRIDGE_OK);
     assert_int_equal(gpubridge_fleet_decompose(d, r, n, &p), GPUBRIDGE_OK);
@@ -71,7 +72,7 @@ static void lateness_is_charged_upstream(void **state)
         double late = k == 2 ? 0.2 : 0.0;
         assert_true(fabs(own[GPUBRIDGE_FLEET_COMPUTE * RANKS + k] - 0.6 - late) < 1e-9);
         assert_true(fabs(wait[k] - (0.2 - late) - 0.02 * k) < 1e-9);
-        assert_true(fabs(overlap[k] - 0.1 / (0.6 + late)) < 1e-9);
+        assert_true(fabs(head[k] - 0.5 - late) < 1e-9 && fabs(overlap[k] - 1.0) < 1e-9);
         assert_true(fabs(exposed[k] - (0.5 + 0.02 * k - late)) < 1e-9);
         assert_true(k == 2 ? charged[k] > 0.6 : charged[k] == 0.0);
     }
@@ -243,13 +244,137 @@ static void scan_finds_a_late_change_only(void **state)
     assert_int_equal(gpubridge_fleet_scan(&c, x, out), GPUBRIDGE_ERR_INVALID);
 }
 
+/* A mixed fleet with skewed clocks: the same records give the same verdicts whatever the clocks say. */
+static void clocks_do_not_matter(void **state)
+{
+    (void)state;
+    static const int32_t models[6] = {GPUBRIDGE_FLEET_V100, GPUBRIDGE_FLEET_V100, GPUBRIDGE_FLEET_H200,
+                                      GPUBRIDGE_FLEET_MI50, GPUBRIDGE_FLEET_MI50, GPUBRIDGE_FLEET_MI300X};
+    static struct gpubridge_fleet_record records[1024];
+    static double own[4 * 6], first[4 * 6], transfer[64], first_transfer[64];
+    struct gpubridge_fleet_sim_config c = {.struct_size = sizeof c, .seed = 4, .ranks = 6, .models = models};
+    for (int shifted = 0; shifted < 2; shifted++) {
+        gpubridge_fleet_sim *sim = NULL;
+        gpubridge_fleet_decomposer *d = NULL;
+        int32_t channels, most, count;
+        c.clock_shift = shifted ? 0.05 : 0.0;
+        assert_int_equal(gpubridge_fleet_sim_create(&c, &sim), GPUBRIDGE_OK);
+        assert_int_equal(gpubridge_fleet_sim_size(sim, &channels, &most), GPUBRIDGE_OK);
+        assert_true(most <= 1024 && channels <= 64);
+        assert_int_equal(gpubridge_fleet_decomposer_create(6, channels, most, &d), GPUBRIDGE_OK);
+        struct gpubridge_fleet_parts p = {.struct_size = sizeof p, .own = own, .transfer = transfer};
+        for (int step = 0; step < 50; step++) {
+            assert_int_equal(gpubridge_fleet_sim_step(sim, records, 1024, &count, NULL), GPUBRIDGE_OK);
+            assert_int_equal(gpubridge_fleet_decompose(d, records, count, &p), GPUBRIDGE_OK);
+        }
+        for (int i = 0; i < 4 * 6; i++) assert_true(!shifted ? own[i] > 0.0 : fabs(own[i] / first[i] - 1.0) < 1e-6);
+        for (int i = 0; i < channels; i++)
+            assert_true(!shifted ? transfer[i] > 0.0 : fabs(transfer[i] / first_transfer[i] - 1.0) < 1e-5);
+        memcpy(first, own, sizeof own);
+        memcpy(first_transfer, transfer, sizeof transfer);
+        gpubridge_fleet_decomposer_destroy(d);
+        gpubridge_fleet_sim_destroy(sim);
+    }
+}
+
+static struct gpubridge_fleet_episode episode(struct gpubridge_fleet_episode_config c, uint64_t seed)
+{
+    struct gpubridge_fleet_episode e = {.struct_size = sizeof e};
+    c.struct_size = sizeof c;
+    c.seed = seed;
+    assert_int_equal(gpubridge_fleet_run_episode(&c, &e), GPUBRIDGE_OK);
+    return e;
+}
+
+static void every_fault_is_named(void **state)
+{
+    (void)state;
+    int right = 0, all = 0;
+    for (int fault = 1; fault < GPUBRIDGE_FLEET_FAULTS; fault++) {
+        for (uint64_t i = 0; i < 6; i++) {
+            struct gpubridge_fleet_episode e = episode((struct gpubridge_fleet_episode_config){.faults = 1,
+                                                                                               .fault = fault,
+                                                                                               .healthy_steps = 1400,
+                                                                                               .window_steps = 400,
+                                                                                               .least = 2.0,
+                                                                                               .most = 6.0,
+                                                                                               .alarms = 0.1},
+                                                       1000 * (uint64_t)fault + i);
+            assert_true(e.size >= 2.0 * e.detectable || fault == GPUBRIDGE_FLEET_FAULT_PAUSES);
+            right += e.found == 1 && e.wrong == 0 && e.early == 0;
+            all++;
+        }
+    }
+    print_message("%d of %d episodes right\n", right, all);
+    assert_true(right >= all - 1);
+}
+
+static void healthy_histories_raise_nothing(void **state)
+{
+    (void)state;
+    for (int history = 0; history < GPUBRIDGE_FLEET_HISTORIES; history++) {
+        for (uint64_t i = 0; i < 4; i++) {
+            struct gpubridge_fleet_episode e = episode(
+                (struct gpubridge_fleet_episode_config){.history = history, .healthy_steps = 3200, .alarms = 1e-4},
+                77000 + 100 * (uint64_t)history + i);
+            assert_int_equal(e.early, 0);
+        }
+    }
+}
+
+/* One device of each vendor: no peers, found from its own history, and said so. */
+static void a_pair_is_judged_by_its_own_history(void **state)
+{
+    (void)state;
+    static const int32_t models[2] = {GPUBRIDGE_FLEET_V100, GPUBRIDGE_FLEET_MI50}, classes[2] = {0, 1};
+    static struct gpubridge_fleet_record records[256];
+    for (int slow = 0; slow < 2; slow++) {
+        struct gpubridge_fleet_sim_config c = {
+            .struct_size = sizeof c, .seed = 9, .ranks = 2, .models = models, .clock_shift = 0.05};
+        gpubridge_fleet_sim *sim = NULL;
+        gpubridge_fleet_monitor *m = NULL;
+        struct gpubridge_fleet_verdict v[8];
+        int32_t channels, most, count = 0;
+        assert_int_equal(gpubridge_fleet_sim_create(&c, &sim), GPUBRIDGE_OK);
+        assert_int_equal(gpubridge_fleet_sim_size(sim, &channels, &most), GPUBRIDGE_OK);
+        struct gpubridge_fleet_monitor_config mc = {
+            .struct_size = sizeof mc, .ranks = 2, .channels = channels, .max_records = most, .classes = classes};
+        assert_int_equal(gpubridge_fleet_monitor_create(&mc, &m), GPUBRIDGE_OK);
+        for (int step = 0; step < 6000; step++) {
+            if (step == 3000) {
+                assert_int_equal(gpubridge_fleet_monitor_verdicts(m, v, 8, &count), GPUBRIDGE_OK);
+                assert_int_equal(count, 0);
+                assert_int_equal(gpubridge_fleet_sim_fault(sim, GPUBRIDGE_FLEET_FAULT_COMPUTE, slow, 0.02),
+                                 GPUBRIDGE_OK);
+            }
+            int32_t n;
+            assert_int_equal(gpubridge_fleet_sim_step(sim, records, 256, &n, NULL), GPUBRIDGE_OK);
+            assert_int_equal(gpubridge_fleet_monitor_step(m, step, records, n, NULL), GPUBRIDGE_OK);
+        }
+        assert_int_equal(gpubridge_fleet_monitor_verdicts(m, v, 8, &count), GPUBRIDGE_OK);
+        assert_int_equal(count, 1);
+        assert_true(v[0].rank == slow && v[0].cause == GPUBRIDGE_FLEET_CAUSE_COMPUTE && v[0].peers == 0);
+        assert_true(fabs(v[0].slowdown - 0.02) < 0.012);
+        gpubridge_fleet_monitor_destroy(m);
+        gpubridge_fleet_sim_destroy(sim);
+    }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(lateness_is_charged_upstream),   cmocka_unit_test(progress_is_seen_without_kernels),
-        cmocka_unit_test(bad_records_are_refused),        cmocka_unit_test(slopes_take_work_and_leave_levels),
-        cmocka_unit_test(constant_work_winds_nothing_up), cmocka_unit_test(slow_parts_need_more_than_luck),
-        cmocka_unit_test(makespan_follows_dependencies),  cmocka_unit_test(scan_finds_a_late_change_only),
+        cmocka_unit_test(lateness_is_charged_upstream),
+        cmocka_unit_test(progress_is_seen_without_kernels),
+        cmocka_unit_test(bad_records_are_refused),
+        cmocka_unit_test(slopes_take_work_and_leave_levels),
+        cmocka_unit_test(constant_work_winds_nothing_up),
+        cmocka_unit_test(slow_parts_need_more_than_luck),
+        cmocka_unit_test(makespan_follows_dependencies),
+        cmocka_unit_test(scan_finds_a_late_change_only),
+        cmocka_unit_test(clocks_do_not_matter),
+        cmocka_unit_test(every_fault_is_named),
+        cmocka_unit_test(healthy_histories_raise_nothing),
+        cmocka_unit_test(a_pair_is_judged_by_its_own_history),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

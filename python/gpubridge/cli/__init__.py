@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The command `gpubridge`: doctor, settings, demo, replay."""
+"""The command `gpubridge`: doctor, settings, demo, replay, analyze, simulate."""
 
 from __future__ import annotations
 

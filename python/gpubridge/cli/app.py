@@ -85,8 +85,40 @@ def analyze(
     alarms: Annotated[float, typer.Option(help="false verdicts per recording that are accepted")] = 0.01,
     out: Annotated[Optional[Path], typer.Option(help="folder for the HTML page and its plots")] = None,  # noqa: UP045
     csv: Annotated[Optional[Path], typer.Option(help="also write the records as CSV")] = None,  # noqa: UP045
+    passports: Annotated[
+        bool, typer.Option("--passports", help="compare devices with earlier jobs, and remember")
+    ] = False,
+    read_only: Annotated[bool, typer.Option("--read-only", help="with -: only read, to compare the speed")] = False,
 ) -> None:
-    """Says who or what slowed a recorded job down."""
-    from gpubridge.cli.analyze import run
+    """Says who or what slowed a recorded job down. FILE -: judges a recording of the engine from standard input."""
+    from gpubridge.cli.analyze import run, stream
 
-    raise typer.Exit(run(file, learn, alarms, out, csv))
+    if str(file) == "-":
+        raise typer.Exit(stream(read_only))
+    raise typer.Exit(run(file, learn, alarms, out, csv, passports))
+
+
+@app.command()
+def simulate(
+    suite: Annotated[
+        list[str] | None, typer.Option(help="faults, healthy, fleets, slow-part, fastest; default: all")
+    ] = None,
+    episodes: Annotated[Optional[int], typer.Option(min=1, help="of each suite; default: its own number")] = None,  # noqa: UP045
+    out: Annotated[Path, typer.Option(help="folder of results, plots and page; a run goes on where it stopped")] = Path(
+        "simulate-report"
+    ),
+    workers: Annotated[Optional[int], typer.Option(min=1, help="threads; default: all cores")] = None,  # noqa: UP045
+    stream: Annotated[
+        bool, typer.Option("--stream", help="write one endless recording to standard output instead")
+    ] = False,
+    ranks: Annotated[int, typer.Option(min=1, help="with --stream")] = 1024,
+    steps: Annotated[int, typer.Option(min=1, help="with --stream")] = 100000,
+    seed: Annotated[int, typer.Option(help="with --stream")] = 1,
+    fault: Annotated[Optional[str], typer.Option(help="with --stream: RANK:SIZE:STEP")] = None,  # noqa: UP045
+) -> None:
+    """Simulates mixed fleets with faults and without: delay, alarms against the budget, confusion matrix."""
+    from gpubridge.cli import simulate as command
+
+    if stream:
+        raise typer.Exit(command.stream(ranks, steps, seed, fault))
+    raise typer.Exit(command.run(suite or [], episodes, out, workers))

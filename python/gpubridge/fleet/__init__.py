@@ -10,12 +10,14 @@ Needs numpy; parquet files need pyarrow, plots matplotlib: pip install 'gpubridg
 
 from gpubridge.fleet.native import Decomposer, Scan, Work, lottery, scan
 from gpubridge.fleet.offline import Analysis, Verdict, analyze
+from gpubridge.fleet.passport import Passports
 from gpubridge.fleet.readers import read
 from gpubridge.fleet.records import RecordError, Table
 
 __all__ = [
     "Analysis",
     "Decomposer",
+    "Passports",
     "RecordError",
     "Scan",
     "Table",

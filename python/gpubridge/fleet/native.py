@@ -72,6 +72,7 @@ class Parts:
 
     own: Floats
     wait: Floats
+    head: Floats
     overlap: Floats
     exposed: Floats
     charged: Floats
@@ -101,14 +102,14 @@ class Decomposer:
         records = np.ascontiguousarray(records, dtype=RECORD)
         n = self.ranks
         parts = Parts(
-            np.zeros((len(OWN_KINDS), n)), np.zeros(n), np.zeros(n), np.zeros(n), np.zeros(n),
+            np.zeros((len(OWN_KINDS), n)), np.zeros(n), np.zeros((2, n)), np.zeros((2, n)), np.zeros(n), np.zeros(n),
             np.zeros(self.channels), np.zeros(self.channels, np.int32), np.zeros(self.channels, np.int32),
         )  # fmt: skip
         raw = abi.FleetParts(
             ctypes.sizeof(abi.FleetParts),
             *(
                 getattr(parts, n).ctypes.data
-                for n in ("own", "wait", "overlap", "exposed", "charged", "transfer", "last", "ends")
+                for n in ("own", "wait", "head", "overlap", "exposed", "charged", "transfer", "last", "ends")
             ),
         )
         call(
