@@ -277,6 +277,7 @@ struct gpubridge_fleet_episode_config {
     int32_t fault;                       /* kind of the first one, enum gpubridge_fleet_fault; 0: drawn */
     int32_t history;                     /* enum gpubridge_fleet_history */
     int32_t least_class;                 /* devices of each model at least; 0: 1 */
+    int32_t pair;                        /* 1: one V100 and one MI50, nothing else */
     int32_t healthy_steps, window_steps; /* before the fault; after it */
     double least, most; /* size of the fault in units of the smallest detectable one, drawn evenly in the logarithm */
     double size;        /* > 0: the fault's size itself, at a device of the fastest model */

@@ -207,6 +207,7 @@ class FleetEpisodeConfig(Structure):
         ("fault", c_int32),
         ("history", c_int32),
         ("least_class", c_int32),
+        ("pair", c_int32),
         ("healthy_steps", c_int32),
         ("window_steps", c_int32),
         ("least", c_double),

@@ -44,6 +44,14 @@ static int draw_models(struct episode *e)
     int least = e->c->least_class > 0 ? e->c->least_class : 1;
     e->model = calloc((size_t)(4 * (least + 6)), sizeof *e->model);
     if (!e->model) return GB_FAIL(GPUBRIDGE_ERR_NO_MEMORY, "fleet: no memory for an episode");
+    if (e->c->pair) {
+        static const int pair[2] = {GPUBRIDGE_FLEET_V100, GPUBRIDGE_FLEET_MI50};
+        for (int i = 0; i < 2; i++) e->model[i] = pair[i];
+        e->ranks = 2;
+        e->islands[0] = e->islands[1] = 1;
+        e->fastest = pair[below(&e->random, 2)];
+        return GPUBRIDGE_OK;
+    }
     int only = below(&e->random, 8); /* 0, 1: one vendor alone */
     for (int vendor = 0; vendor < 2; vendor++) {
         if (only < 2 && vendor != only) continue;

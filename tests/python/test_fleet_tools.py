@@ -155,6 +155,7 @@ def test_damaged_streams_are_refused() -> None:
     data = file.getvalue()
     whole = judge_stream(io.BytesIO(data))
     assert whole.records == 900 and not whole.error and [e.rank for e in whole.events] == [1]
+    assert "no recording" in judge_stream(io.BytesIO(b"")).error
     assert "cut short" in judge_stream(io.BytesIO(data[:-3])).error
     damaged = bytearray(data)
     damaged[len(data) // 2] ^= 4
@@ -205,4 +206,4 @@ def test_the_command_draws_a_page(tmp_path: Path, capsys: pytest.CaptureFixture[
         assert (tmp_path / f"{name}.png").stat().st_size > 2000
     assert json.loads((tmp_path / "faults.json").read_text())["episodes"] == 28
     assert simulate_command.run(["nonsense"], 1, tmp_path, 1) == 1
-    assert set(SUITES) == {"faults", "healthy", "fleets", "slow-part", "fastest"}
+    assert set(SUITES) == {"faults", "healthy", "fleets", "slow-part", "fastest", "pair"}

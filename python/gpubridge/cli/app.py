@@ -101,7 +101,7 @@ def analyze(
 @app.command()
 def simulate(
     suite: Annotated[
-        list[str] | None, typer.Option(help="faults, healthy, fleets, slow-part, fastest; default: all")
+        list[str] | None, typer.Option(help="faults, healthy, fleets, slow-part, fastest, pair; default: all")
     ] = None,
     episodes: Annotated[Optional[int], typer.Option(min=1, help="of each suite; default: its own number")] = None,  # noqa: UP045
     out: Annotated[Path, typer.Option(help="folder of results, plots and page; a run goes on where it stopped")] = Path(

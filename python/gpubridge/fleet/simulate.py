@@ -77,6 +77,12 @@ SUITES = {
         {"healthy_steps": 1400, "window_steps": 2000, "faults": 1, "fault": 1, "size": 0.02, "alarms": STRICT},
         ({"least_class": 4}, {}),
     ),
+    "pair": Suite(
+        "one V100 and one MI50: 2 % on either, from its own history",
+        70_000_027,
+        1_000,
+        {"healthy_steps": 3000, "window_steps": 3000, "faults": 1, "fault": 1, "size": 0.02, "pair": 1, "alarms": 0.1},
+    ),
 }
 
 
@@ -240,6 +246,22 @@ def _slow_part(name: str, episodes: list[dict[str, Any]]) -> Summary:
     return Summary(name, SUITES[name].words, head, [tuple(str(v) for v in numbers.values())], numbers)
 
 
+def _pair(name: str, episodes: list[dict[str, Any]]) -> Summary:
+    found = [e for e in episodes if e["found"] == 1]
+    delays = [e["delay"] for e in found]
+    numbers = {
+        "episodes": len(episodes),
+        "found": len(found),
+        "said_no_peers": sum(e["peers"] == 0 for e in found),
+        "other_named": sum(e["wrong"] > 0 for e in episodes),
+        "before_the_fault": sum(e["early"] > 0 for e in episodes),
+        "on_each_device": [sum(e["where"] == w for e in found) for w in (0, 1)],
+        "delay_p50_p95": _quantiles(delays),
+    }
+    head = tuple(name.replace("_", " ") for name in numbers)
+    return Summary(name, SUITES[name].words, head, [tuple(str(v) for v in numbers.values())], numbers, {"pair": delays})
+
+
 def _fastest(name: str, episodes: list[dict[str, Any]]) -> Summary:
     rows, numbers, delays = [], {}, {}
     for turn, words in enumerate(("classes of 4 and more", "any class, single devices too")):
@@ -256,7 +278,7 @@ def _fastest(name: str, episodes: list[dict[str, Any]]) -> Summary:
 
 def summarize(name: str, episodes: list[dict[str, Any]]) -> Summary:
     """The numbers and the table of a suite."""
-    kinds = {"faults": _confusion, "slow-part": _slow_part, "fastest": _fastest}
+    kinds = {"faults": _confusion, "slow-part": _slow_part, "fastest": _fastest, "pair": _pair}
     return kinds.get(name, _quiet)(name, episodes)
 
 

@@ -106,6 +106,8 @@ def judge_stream(file: BinaryIO, tell: Callable[[int, int, float], None] | None 
         if tell and now - told > 1.0:
             told = now
             tell(result.records, result.bytes, now - begin)
+    if result.engine is None and not buffer and not result.error:
+        result.error = "nothing came: no recording"
     if buffer and not result.error:
         result.error = f"the last record is cut short: {len(buffer)} bytes"
     result.seconds = time.monotonic() - begin
