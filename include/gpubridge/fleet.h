@@ -181,7 +181,7 @@ struct gpubridge_fleet_verdict {
 GPUBRIDGE_CHECKED int gpubridge_fleet_monitor_create(const struct gpubridge_fleet_monitor_config *config,
                                                      gpubridge_fleet_monitor **monitor);
 GPUBRIDGE_API void gpubridge_fleet_monitor_destroy(gpubridge_fleet_monitor *monitor);
-/* One step's records, in any order; amounts[covariate * ranks + rank] or NULL without covariates. */
+/* One step's records, in any order, `step` growing; amounts[covariate * ranks + rank] or NULL without covariates. */
 GPUBRIDGE_CHECKED int gpubridge_fleet_monitor_step(gpubridge_fleet_monitor *monitor, int64_t step,
                                                    const struct gpubridge_fleet_record *records, int32_t count,
                                                    const double *amounts);

@@ -310,6 +310,9 @@ int gpubridge_fleet_monitor_step(gpubridge_fleet_monitor *m, int64_t step, const
 {
     if (!m || (m->config.covariates > 0 && !amounts))
         return GB_FAIL(GPUBRIDGE_ERR_INVALID, "fleet: monitor or amounts is NULL");
+    if (m->steps > 0 && step <= m->recent_step[(m->steps - 1) % RECENT])
+        return GB_FAIL(GPUBRIDGE_ERR_INVALID, "fleet: step %lld after step %lld; step numbers must grow",
+                       (long long)step, (long long)m->recent_step[(m->steps - 1) % RECENT]);
     GB_TRY(gpubridge_fleet_decompose(m->decomposer, records, count, &m->parts));
     GB_TRY(load(m, step, amounts));
     GB_TRY(gpubridge_straggler_step(m->own, step, m->seconds, m->present, NULL));
