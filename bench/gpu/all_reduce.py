@@ -21,7 +21,7 @@ from typing import Any
 import gpubridge.torch  # noqa: F401
 import torch
 import torch.distributed as dist
-from report import header, percentile, rounded, write
+from report import header, percentile, rounded, write  # type: ignore[import-not-found]
 
 
 def once(x: torch.Tensor, group: dist.ProcessGroup | None) -> float:

@@ -24,7 +24,7 @@ from typing import Any
 import gpubridge.torch  # noqa: F401
 import torch
 import torch.distributed as dist
-from report import header, percentile, rounded, write
+from report import header, percentile, rounded, write  # type: ignore[import-not-found]
 
 SIZES = [8, 4096, 32768, 262144, 1 << 20]
 STAGES = ("taken", "in the streams", "copied out", "first message", "last message", "let in", "finished")
@@ -38,13 +38,9 @@ def once(x: torch.Tensor, group: dist.ProcessGroup | None) -> float:
     return (time.perf_counter() - begin) * 1e6
 
 
-def backend_of(group: dist.ProcessGroup) -> Any:
+def backend_of(group: Any) -> Any:
     """The Python object behind the group, whose submit call can be timed."""
-    try:
-        backend = group._get_backend(torch.device("cuda"))
-    except RuntimeError:
-        backend = group
-    return backend if hasattr(backend, "_submit") else None
+    return group if hasattr(group, "_submit") else None
 
 
 def inside(x: torch.Tensor, rounds: int) -> dict[str, float]:

@@ -21,7 +21,7 @@ from pathlib import Path
 import gpubridge.torch  # noqa: F401
 import torch
 import torch.distributed as dist
-from report import header, percentile, rounded, write
+from report import header, percentile, rounded, write  # type: ignore[import-not-found]
 
 CHUNK = 4 << 20
 

@@ -23,7 +23,7 @@ from typing import Any
 import gpubridge.torch  # noqa: F401
 import torch
 import torch.distributed as dist
-from report import header, percentile, rounded, write
+from report import header, percentile, rounded, write  # type: ignore[import-not-found]
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import fully_shard
