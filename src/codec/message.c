@@ -79,15 +79,13 @@ GB_FN void put16(unsigned char *p, uint16_t bits)
 GB_FN void decode_block(const int c, float *restrict x, const size_t n, const unsigned char *restrict codes,
                         float scale)
 {
+    unsigned char wide[GB_BLOCK(GB_K_E2M1)]; /* mxfp4: a byte for each code, so that the loops are the same */
     if (c == GB_K_E2M1) {
-        for (size_t i = 0; i < n / 2; i++) {
-            x[2 * i] = gb_value(codes[i] & 15u, c) * scale;
-            x[2 * i + 1] = gb_value(codes[i] >> 4, c) * scale;
-        }
-        if (n % 2) x[n - 1] = gb_value(codes[n / 2] & 15u, c) * scale;
-    } else {
-        for (size_t i = 0; i < n; i++) x[i] = gb_value(codes[i], c) * scale;
+        for (size_t i = 0; i < n / 2; i++) put16(wide + 2 * i, (uint16_t)((codes[i] & 15u) | (codes[i] & 0xf0u) << 4));
+        if (n % 2) wide[n - 1] = codes[n / 2] & 15u;
+        codes = wide;
     }
+    for (size_t i = 0; i < n; i++) x[i] = gb_value(codes[i], c) * scale;
 }
 
 GB_FN float scale_at(const int c, const unsigned char *scales, uint64_t block)
@@ -128,14 +126,14 @@ struct how {
 GB_FN void encode_codes(const int c, const int any, const int random, unsigned char *restrict codes,
                         const float *restrict x, const size_t n, float inverse, const struct how *how, size_t at)
 {
-#define CODE(i) gb_code(x[i] * inverse, c, any, random, random ? gb_random(how->seed, how->first + at + (i)) : 0u)
+    unsigned char wide[GB_BLOCK(GB_K_E2M1)], *to = c == GB_K_E2M1 ? wide : codes;
+    for (size_t i = 0; i < n; i++)
+        to[i] = (unsigned char)gb_code(x[i] * inverse, c, any, random,
+                                       random ? gb_random(how->seed, how->first + at + i) : 0u);
     if (c == GB_K_E2M1) {
-        for (size_t i = 0; i < n / 2; i++) codes[i] = (unsigned char)(CODE(2 * i) | CODE(2 * i + 1) << 4);
-        if (n % 2) codes[n / 2] = (unsigned char)CODE(n - 1);
-    } else {
-        for (size_t i = 0; i < n; i++) codes[i] = (unsigned char)CODE(i);
+        for (size_t i = 0; i < n / 2; i++) codes[i] = (unsigned char)(get16(wide + 2 * i) | get16(wide + 2 * i) >> 4);
+        if (n % 2) codes[n / 2] = wide[n - 1];
     }
-#undef CODE
 }
 
 /* A block with something rare in it.  `at` is its place in the chunk. */
