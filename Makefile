@@ -9,6 +9,7 @@ PYTEST_XML ?= build/pytest.xml
 SOURCES = $(shell git ls-files '*.c' '*.h')
 
 .PHONY: help setup build demo test test-c test-python gpu-test wheel bench conformance kills nightly kernels-nvrtc \
+	codec-oracle codec-vectors \
 	docs fmt lint clean test-frameworks torch-suite loss-parity
 
 help:
@@ -22,6 +23,7 @@ help:
 	@echo "make test-frameworks  accelerate and Lightning on this backend (installs them)"
 	@echo "make bench   all_reduce against Gloo, one JSON line per result"
 	@echo "make build   library and emulators in build/; make setup: also .venv with the package installed"
+	@echo "make codec-oracle  all floats against ml_dtypes; make codec-vectors: 10^9 values for every vector width"
 	@echo "make kernels-nvrtc  compile the GPU kernels with NVIDIA's compilers, which are installed for that"
 	@echo "make fmt     clang-format and ruff format; make lint: their checks, clang-tidy, mypy, include arrows, sizes"
 	@echo "make docs    files under docs/ that are generated"
@@ -78,6 +80,13 @@ nightly: setup
 kernels-nvrtc: setup
 	$(PY) -m pip install -q --no-deps -r requirements-nvrtc.txt
 	$(PY) tests/unit/kernels_nvrtc.py src/codec/kernels.inc
+
+# Every float, minutes; and 10^9 values for each codec.
+codec-oracle: setup
+	$(PY) tests/codec/oracle.py build/tests/codec/libcodec_reference.so --out bench/results/codec/oracle.json
+
+codec-vectors: setup
+	build/tests/codec/codec_random 1000
 
 docs: setup
 	$(PY) tools/gen_docs.py

@@ -312,8 +312,13 @@ static __attribute__((noinline, target("avx2"))) void reduce_avx2(const struct g
     reduce_all(args);
 }
 
-static __attribute__((noinline, target("avx512f,avx512bw,avx512dq,avx512vl,prefer-vector-width=512"))) void
-reduce_avx512(const struct gb_reduce_args *args)
+#ifdef __clang__
+#define AVX512 "avx512f,avx512bw,avx512dq,avx512vl"
+#else
+#define AVX512 "avx512f,avx512bw,avx512dq,avx512vl,prefer-vector-width=512"
+#endif
+
+static __attribute__((noinline, target(AVX512))) void reduce_avx512(const struct gb_reduce_args *args)
 {
     reduce_all(args);
 }
