@@ -173,7 +173,7 @@ def want_message(codec: str, x: Array) -> Array:
     greatest = np.abs(blocks).max(axis=1)
     if codec == "int8":
         scale = np.float32(greatest * np.float32(0.00787401571869850158691))
-        scale = np.clip(scale, np.float32(2.0**-126), np.uint32([0x7C010203]).view(np.float32)[0])
+        scale = np.clip(scale, np.float32(2.0**-126), np.array([0x7C010203], np.uint32).view(np.float32)[0])
         codes = np.rint(blocks * (np.float32(1) / scale)[:, None]).astype(np.int8).view(np.uint8).reshape(-1)[:n]
         scales = scale.view(np.uint8)
     else:
