@@ -264,6 +264,11 @@ struct gpubridge_op {
     uint64_t user;      /* returned by gpubridge_completions */
     int32_t codec;      /* enum gpubridge_codec, equal on all ranks; one that is named applies whatever the size */
     int32_t reserved;   /* 0 */
+    /* Error feedback of ALL_REDUCE and REDUCE_SCATTER (NULL: none): a float for each element of `send`, in the same
+     * kind of memory, this rank's own.  It is added to the partials that this rank encodes, and then holds what
+     * encoding them lost.  Elements that other ranks encode, and operations that are not compressed, leave it as it is.
+     */
+    float *residual;
 };
 
 /* Checks and queues.  Never blocks for the network; blocks for memory at most until earlier operations finish. */

@@ -202,6 +202,7 @@ class Op(Structure):
         ("user", c_uint64),
         ("codec", c_int32),
         ("reserved", c_int32),
+        ("residual", c_void_p),
     ]
 
 

@@ -192,6 +192,7 @@ static int issue_reduce(struct gb_launcher *launcher, const struct gb_job *job, 
         if (part->is_enc) args.enc_mask |= 1u << k;
         if (part->premul) args.premul_mask |= 1u << k;
     }
+    gb_step_negate(step, &args);
     void *params[] = {&args};
     return launch(launcher, stream, launcher->reduce, step->count * gb_dtype_bytes(op->dtype),
                   most_blocks(launcher, &args), params);

@@ -29,7 +29,7 @@ struct gb_dev_op {
     int32_t dtype, reduce_op; /* of the operation */
     uint32_t nranks;          /* AVG divisor */
     double factor;
-    void *buf[4]; /* base of enum gb_buf; DEV: from gb_launcher_mem, HOST: from gb_launcher_host */
+    void *buf[GB_BUF_COUNT]; /* base of enum gb_buf; DEV: from gb_launcher_mem, HOST: from gb_launcher_host */
     struct gb_ccl_comm *ccl;
     int poison_is_host; /* an operation that is given up copies its output in once more, instead of the poison kernel */
     uint32_t set;       /* stream set: operations of one set run in order, sets are independent of each other (one set

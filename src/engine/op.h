@@ -62,7 +62,7 @@ struct gb_op {
     uint32_t flags;
     uint64_t user, count, payload_bytes;
     double factor;
-    void *buf[4];             /* enum gb_buf */
+    void *buf[GB_BUF_COUNT];  /* enum gb_buf */
     void *dev_mem, *host_mem; /* to give back */
     struct gb_dev_op *dev;    /* staged operations */
     struct gb_shadow *shadow; /* staged operations that run on copies of the buffers in host memory; else NULL */

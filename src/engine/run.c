@@ -65,6 +65,7 @@ static void reduce_args(const struct gb_op *op, const struct gb_step *step, stru
         args->premul_mask |= (uint32_t)parts[i].premul << i;
         args->acc_mask |= (uint32_t)parts[i].is_acc << i;
     }
+    gb_step_negate(step, args);
 }
 
 /* An I/O worker or the engine role: touches only memory that the plan gave to this step. */

@@ -76,6 +76,8 @@ static int check(const struct gb_group *group, const struct gpubridge_op *d)
             return GB_FAIL(GPUBRIDGE_ERR_UNSUPPORTED, "%s: %s is not defined for %s (docs/operations.md has the table)",
                            name, gb_reduce_op_name(d->reduce_op), gb_dtype_name(d->dtype));
     }
+    if (d->residual && d->kind != GPUBRIDGE_ALL_REDUCE && d->kind != GPUBRIDGE_REDUCE_SCATTER)
+        return GB_FAIL(GPUBRIDGE_ERR_INVALID, "%s: only ALL_REDUCE and REDUCE_SCATTER take a residual", name);
     int any = d->kind == GPUBRIDGE_RECV && d->root == -1;
     int rooted = is_rooted(d->kind) || d->kind == GPUBRIDGE_SEND || d->kind == GPUBRIDGE_RECV;
     if (rooted && !any && (d->root < 0 || (uint32_t)d->root >= group->size))
@@ -114,6 +116,7 @@ static struct gb_op *op_create(struct gb_group *group, const struct gpubridge_op
     op->key.group = group->id;
     op->buf[GB_BUF_IN] = (void *)(uintptr_t)d->send;
     op->buf[GB_BUF_OUT] = d->recv;
+    op->buf[GB_BUF_RESIDUAL] = d->residual;
     return op;
 }
 
@@ -286,6 +289,8 @@ static int prepare(struct gb_op *op, const struct gpubridge_op *d)
                                     .codec_min_bytes = group->codec_min_bytes,
                                     .codec_spreads = (uint8_t)group->codec_spreads,
                                     .codec_skips = group->codec_skips,
+                                    /* A shadow runs in host memory, where the residual is not. */
+                                    .feedback = d->residual && !(shadow && group->staged),
                                     .depth = group->depth};
         GB_TRY(choose_codec(d, &spec));
         if (!is_rooted(d->kind)) spec.root = 0;

@@ -84,7 +84,7 @@ static void spec_hash(const struct gb_topo *topo, const struct gb_plan_spec *spe
     struct {
         uint64_t topo, count;
         int32_t op, dtype, reduce_op, codec;
-        uint32_t root, pad;
+        uint32_t root, feedback;
         XXH128_hash_t lists[3]; /* of the counts; zero where there are none */
     } facts;
     memset(&facts, 0, sizeof facts);
@@ -95,6 +95,7 @@ static void spec_hash(const struct gb_topo *topo, const struct gb_plan_spec *spe
     facts.reduce_op = spec->reduce_op;
     facts.root = spec->root;
     facts.codec = gb_spec_codec(topo, spec);
+    facts.feedback = spec->feedback;
     const uint64_t *lists[] = {spec->counts, spec->send_counts, spec->recv_counts};
     for (int i = 0; i < 3; i++)
         if (lists[i]) facts.lists[i] = XXH3_128bits(lists[i], topo->nranks * sizeof *lists[i]);

@@ -125,7 +125,7 @@ static void send_encoded(struct gb_builder *b, const struct chunk *k, struct gb_
         if (r.n == 0) continue;
         if (b->folds_once || m == 1) { /* in an exchange all owners have the same part, all of it */
             add_inputs(b, in, r.lo - k->share.lo);
-            message = gb_b_encode(b, GB_QUEUE_OUT, r.n, 0);
+            message = gb_b_encode_partial(b, GB_QUEUE_OUT, k->lo + r.lo, r.n);
         }
         if (i == b->isl)
             gb_b_keep(b, k->c, message);

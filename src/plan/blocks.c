@@ -78,7 +78,8 @@ static void send_encoded(struct gb_builder *b, uint32_t d, struct gb_range chunk
     for (uint64_t at = r.lo, end; at < r.lo + r.n; at = end) {
         end = gb_segment_end(b->topo, chunk.n, at, b->topo->island[d]);
         add_mates(b, box, own, at - r.lo);
-        gb_b_send_encoded(b, d, gb_b_encode(b, GB_QUEUE_OUT, end - at, 0), end - at, 0);
+        struct gb_ref message = gb_b_encode_partial(b, GB_QUEUE_OUT, gb_block_at(b, d) + chunk.lo + at, end - at);
+        gb_b_send_encoded(b, d, message, end - at, 0);
     }
 }
 
@@ -152,7 +153,7 @@ static void fold_encoded(struct gb_builder *b, struct gb_range chunk, uint64_t c
     for (uint64_t at = 0, end; at < chunk.n; at = end) {
         end = gb_segment_end(b->topo, chunk.n, at, b->isl);
         add_mates(b, box, own, at);
-        struct gb_ref partial = gb_b_encode(b, GB_QUEUE_IN, end - at, 0);
+        struct gb_ref partial = gb_b_encode_partial(b, GB_QUEUE_IN, gb_block_at(b, b->me) + chunk.lo + at, end - at);
         for (uint32_t i = 0; i < b->topo->nislands; i++) {
             int is_mine = i == b->isl;
             uint32_t from = is_mine ? b->me : share_owner(b, i, chunk.n, at);

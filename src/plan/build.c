@@ -68,6 +68,8 @@ static void touch(struct gb_builder *b, struct gb_ref ref, uint64_t bytes, int i
         access_user(b, b->in_base + ref.off, b->in_base + ref.off + bytes, is_write);
     else if (ref.buf == GB_BUF_OUT)
         access_user(b, b->out_base + ref.off, b->out_base + ref.off + bytes, is_write);
+    else if (ref.buf == GB_BUF_RESIDUAL)
+        gb_track_access(b, &b->residual, ref.off, ref.off + bytes, is_write);
     else
         gb_track_access(b, b->scratch + (ref.buf == GB_BUF_HOST), ref.off, ref.off + bytes, is_write);
 }
@@ -308,6 +310,30 @@ struct gb_ref gb_b_encode(struct gb_builder *b, uint32_t queue, uint64_t count, 
     struct gb_ref to = gb_b_scratch(b, gb_codec_bytes(b->codec, count));
     gb_b_fold(b, queue, to, count, GB_STORE_ENC, final);
     return to;
+}
+
+/* Folds the gathered accumulators, those of the mask with the other sign. */
+static void fold_signed(struct gb_builder *b, uint32_t queue, struct gb_ref dst, uint64_t count, uint32_t negate)
+{
+    gb_b_fold(b, queue, dst, count, GB_STORE_ACC, 0);
+    if (!b->failed && count > 0) b->plan->steps[b->plan->nsteps - 1].negate = (uint8_t)negate;
+}
+
+struct gb_ref gb_b_encode_partial(struct gb_builder *b, uint32_t queue, uint64_t at, uint64_t count)
+{
+    if (!b->feedback) return gb_b_encode(b, queue, count, 0);
+    struct gb_ref residual = gb_at(GB_BUF_RESIDUAL, at * b->as);
+    gb_b_add(b, residual, 1);
+    gb_b_fold(b, queue, residual, count, GB_STORE_ACC, 0);
+    gb_b_add(b, residual, 1);
+    struct gb_ref message = gb_b_encode(b, queue, count, 0);
+    /* What was lost, in two steps: only plain sources can change their sign. */
+    gb_b_add_encoded(b, message, b->me);
+    gb_b_add(b, residual, 1);
+    fold_signed(b, queue, residual, count, 2);
+    gb_b_add(b, residual, 1);
+    fold_signed(b, queue, residual, count, 1);
+    return message;
 }
 
 void gb_b_decode(struct gb_builder *b, struct gb_ref ref, uint32_t from, struct gb_ref dst, uint64_t count)

@@ -72,6 +72,7 @@ struct gb_builder {
     uint8_t staged, vendor;      /* vendor: this island has several ranks and exchanges by VENDOR steps in this plan */
     uint8_t premul, folds_once, failed;
     uint8_t codec;                 /* enum gb_codec: of everything that crosses */
+    uint8_t feedback;              /* partials are encoded with the residual */
     uint32_t *send_xid, *recv_xid; /* [nranks] */
     uint32_t *mark;                /* [step_cap] dependency already recorded for step mark - 1 */
 
@@ -86,6 +87,7 @@ struct gb_builder {
     uint32_t nzones;
     uint64_t in_base, out_base; /* where IN and OUT begin in the common address space of the zones */
     struct gb_track scratch[2]; /* DEV, HOST */
+    struct gb_track residual;
     struct gb_reader *node;
     uint32_t nnodes, node_cap;
 
@@ -148,6 +150,9 @@ void gb_b_add_encoded(struct gb_builder *b, struct gb_ref ref, uint32_t from); /
 void gb_b_fold(struct gb_builder *b, uint32_t queue, struct gb_ref dst, uint64_t count, int dst_store, int final);
 /* Folds the gathered sources and encodes the result into scratch memory.  Returns where it is. */
 struct gb_ref gb_b_encode(struct gb_builder *b, uint32_t queue, uint64_t count, int final);
+/* The same for a partial that begins at element `at` of the input; with error feedback the residual there is added, and
+ * then what encoding lost takes its place. */
+struct gb_ref gb_b_encode_partial(struct gb_builder *b, uint32_t queue, uint64_t at, uint64_t count);
 /* The values of a message that rank `from` encoded, rounded to the dtype. */
 void gb_b_decode(struct gb_builder *b, struct gb_ref ref, uint32_t from, struct gb_ref dst, uint64_t count);
 void gb_b_keep(struct gb_builder *b, uint64_t chunk, struct gb_ref ref);

@@ -12,7 +12,7 @@
 struct use {
     uint64_t lo, hi;
     uint32_t step;
-    uint8_t space, is_write; /* 0 user, 1 device scratch, 2 staging */
+    uint8_t space, is_write; /* 0 user, 1 device scratch, 2 staging, 3 residual */
 };
 
 struct check {
@@ -20,7 +20,7 @@ struct check {
     const struct gb_plan_spec *spec;
     const struct gb_plan *plan;
     uint32_t rank;
-    uint64_t size[4]; /* of enum gb_buf */
+    uint64_t size[GB_BUF_COUNT]; /* of enum gb_buf */
     uint64_t in_at, out_at;
     struct use *uses;
     uint32_t nuses;
@@ -33,13 +33,14 @@ static int fail(uint32_t step, const char *what)
 
 static int use(struct check *k, uint32_t i, struct gb_ref ref, uint64_t bytes, int is_write)
 {
-    if (ref.buf > GB_BUF_HOST || ref.off > k->size[ref.buf] || bytes > k->size[ref.buf] - ref.off)
+    if (ref.buf >= GB_BUF_COUNT || ref.off > k->size[ref.buf] || bytes > k->size[ref.buf] - ref.off)
         return GB_FAIL(GPUBRIDGE_ERR_INTERNAL, "plan step %u: bytes %llu + %llu are outside buffer %u of %llu", i,
                        (unsigned long long)ref.off, (unsigned long long)bytes, ref.buf,
                        (unsigned long long)k->size[ref.buf]);
     if (bytes == 0) return 0;
     uint64_t base = ref.buf == GB_BUF_IN ? k->in_at : ref.buf == GB_BUF_OUT ? k->out_at : 0;
-    uint8_t space = ref.buf == GB_BUF_DEV ? 1 : ref.buf == GB_BUF_HOST ? 2 : 0;
+    static const uint8_t spaces[GB_BUF_COUNT] = {[GB_BUF_DEV] = 1, [GB_BUF_HOST] = 2, [GB_BUF_RESIDUAL] = 3};
+    uint8_t space = spaces[ref.buf];
     k->uses[k->nuses++] = (struct use){base + ref.off, base + ref.off + bytes, i, space, (uint8_t)is_write};
     return 0;
 }
@@ -79,12 +80,14 @@ static int check_parts(struct check *k, uint32_t i)
         return fail(i, "a fold without or with too many sources");
     if (s->kind == GB_STEP_VENDOR && (!k->topo->vendor[island] || s->queue != GB_QUEUE_VENDOR))
         return fail(i, "a vendor call outside a vendor island or its queue");
+    if (s->negate && (s->negate >> s->nparts || !s->dst_is_acc)) return fail(i, "a sign for no source");
     if (s->dst_is_enc && (s->dst_is_acc || k->plan->codec == GB_CODEC_NONE)) return fail(i, "no codec to encode with");
     for (uint32_t p = s->part; p < s->part + s->nparts; p++) {
         const struct gb_part *part = k->plan->parts + p;
         if (!is_device_ref(k, part->ref)) return fail(i, "a part outside device memory");
         if (s->kind == GB_STEP_VENDOR && (part->peer >= mates || part->peer == k->topo->local[k->rank]))
             return fail(i, "no such mate");
+        if (s->negate >> (p - s->part) & 1 && !part->is_acc) return fail(i, "a sign for a source that has none");
         if (part->is_enc && (part->is_acc || part->premul || part->peer >= k->topo->nranks))
             return fail(i, "an encoded source that is something else, too");
         uint64_t bytes = part->bytes;
@@ -184,6 +187,8 @@ int gb_plan_check(const struct gb_topo *topo, const struct gb_plan_spec *spec, u
     gb_plan_user_bytes(topo, spec, rank, &k.size[GB_BUF_IN], &k.size[GB_BUF_OUT]);
     k.size[GB_BUF_DEV] = plan->dev_bytes;
     k.size[GB_BUF_HOST] = plan->host_bytes;
+    if (spec->feedback && plan->codec)
+        k.size[GB_BUF_RESIDUAL] = k.size[GB_BUF_IN] / gb_dtype_bytes(spec->dtype) * sizeof(float);
     place_user(&k);
     k.uses = malloc((2 * (size_t)plan->nsteps + plan->nparts + 1) * sizeof *k.uses);
     uint32_t *next = calloc(2 * (size_t)topo->nranks, sizeof *next);

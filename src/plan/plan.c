@@ -53,6 +53,7 @@ static int builder_init(struct gb_builder *b, int flat, uint64_t **zones)
     b->es = (uint32_t)gb_dtype_bytes(b->spec->dtype);
     b->as = (uint32_t)gb_acc_bytes(b->spec->dtype);
     b->codec = (uint8_t)gb_spec_codec(t, b->spec);
+    b->feedback = b->codec && b->spec->feedback;
     b->staged = t->staged[b->me];
     b->vendor = t->vendor[b->isl] && b->nloc > 1 && !flat;
     b->premul = gb_spec_reduces(b->spec) && b->spec->reduce_op == GPUBRIDGE_PREMUL_SUM;
@@ -77,6 +78,7 @@ static void builder_fini(struct gb_builder *b, uint64_t *zones)
     free(b->bump[0]);
     for (uint32_t z = 0; b->user && z < b->nzones; z++) free(b->user[z].span);
     free(b->user);
+    free(b->residual.span);
     for (uint32_t i = 0; i < 2; i++) free(b->scratch[i].span);
     for (uint32_t i = 0; i < GB_STAGES; i++) free(b->kept[i].v);
     for (uint32_t i = 0; i <= GB_NOW; i++) free(b->land[i].v);

@@ -51,9 +51,11 @@ struct gb_plan_spec {
     uint64_t codec_min_bytes;
     uint8_t codec_spreads; /* ALL_GATHER and BROADCAST too */
     uint8_t codec_skips;   /* enum gb_codec_skips */
+    uint8_t feedback;      /* ALL_REDUCE, REDUCE_SCATTER: this rank has a residual; a rank's own affair */
 };
 
-enum gb_buf { GB_BUF_IN, GB_BUF_OUT, GB_BUF_DEV, GB_BUF_HOST };
+/* RESIDUAL: a float per element of the input, for error feedback. */
+enum gb_buf { GB_BUF_IN, GB_BUF_OUT, GB_BUF_DEV, GB_BUF_HOST, GB_BUF_RESIDUAL, GB_BUF_COUNT };
 
 struct gb_ref {
     uint64_t off; /* bytes */
@@ -79,14 +81,15 @@ struct gb_part {
 struct gb_step {
     uint8_t kind, queue;
     uint8_t dst_is_acc, dst_is_enc, final; /* REDUCE; final also of encoded SEND, RECV: values of a result */
-    uint8_t crosses;                       /* SEND / RECV: 1 when it leaves the island (the bridge) */
-    uint32_t peer;                         /* SEND / RECV: group rank */
-    uint32_t xid;                          /* SEND / RECV: ordinal between the pair, per direction */
-    uint32_t dep, ndep;                    /* plan->deps[dep ...]: steps (lower indices) that must be finished first */
-    uint32_t part, nparts;                 /* VENDOR, REDUCE: plan->parts[part ...] */
-    struct gb_ref src, dst;                /* SEND: src; RECV: dst; COPY: both; REDUCE: dst */
-    uint64_t bytes;                        /* SEND, RECV, COPY */
-    uint64_t count;                        /* REDUCE: elements; encoded SEND, RECV: values */
+    uint8_t negate;         /* REDUCE: bit k: accumulator k enters with the other sign, in a sum whatever `op` is */
+    uint8_t crosses;        /* SEND / RECV: 1 when it leaves the island (the bridge) */
+    uint32_t peer;          /* SEND / RECV: group rank */
+    uint32_t xid;           /* SEND / RECV: ordinal between the pair, per direction */
+    uint32_t dep, ndep;     /* plan->deps[dep ...]: steps (lower indices) that must be finished first */
+    uint32_t part, nparts;  /* VENDOR, REDUCE: plan->parts[part ...] */
+    struct gb_ref src, dst; /* SEND: src; RECV: dst; COPY: both; REDUCE: dst */
+    uint64_t bytes;         /* SEND, RECV, COPY */
+    uint64_t count;         /* REDUCE: elements; encoded SEND, RECV: values */
 };
 
 struct gb_plan {
@@ -116,6 +119,15 @@ int gb_plan_check(const struct gb_topo *topo, const struct gb_plan_spec *spec, u
 int gb_spec_codec(const struct gb_topo *topo, const struct gb_plan_spec *spec);
 /* 1 when a codec can apply to the operation at all: its kind, dtype and reduce operation. */
 int gb_spec_can_compress(const struct gb_plan_spec *spec);
+/* What a step that negates sources is as arithmetic; its accumulators are floats. */
+static inline void gb_step_negate(const struct gb_step *step, struct gb_reduce_args *args)
+{
+    if (!step->negate) return;
+    args->dtype = GPUBRIDGE_F32;
+    args->op = GPUBRIDGE_PREMUL_SUM;
+    args->factor = -1;
+    args->premul_mask = step->negate;
+}
 /* Bytes of this rank's input and output for a spec. */
 void gb_plan_user_bytes(const struct gb_topo *topo, const struct gb_plan_spec *spec, uint32_t rank, uint64_t *in_bytes,
                         uint64_t *out_bytes);

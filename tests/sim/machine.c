@@ -117,6 +117,12 @@ static void run_reduce(const struct sim_inst *in, const struct gb_step *step)
         a.enc_mask |= (uint32_t)part->is_enc << i;
         a.premul_mask |= (uint32_t)part->premul << i;
     }
+    if (step->negate) {
+        a.op = GPUBRIDGE_PREMUL_SUM;
+        a.dtype = GPUBRIDGE_F32;
+        a.factor = -1;
+        a.premul_mask = step->negate;
+    }
     gb_reduce_host(&a);
 }
 
@@ -507,7 +513,7 @@ static int judge(struct sim_world *w)
     for (uint32_t i = 0; i < w->nops; i++) {
         for (uint32_t r = 0; r < w->ops[i].group->nranks; r++)
             if (judge_inst(w, w->ops[i].inst + r)) return -1;
-        if (judge_volume(w, w->ops + i)) return -1;
+        if (judge_volume(w, w->ops + i) || sim_check_residuals(w, w->ops + i)) return -1;
     }
     return 0;
 }

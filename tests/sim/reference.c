@@ -195,6 +195,19 @@ static struct acc read_input(const struct sim_op *op, uint32_t rank, uint64_t e)
     return x;
 }
 
+/* Island i's partial of `count` elements as it is encoded, with its residual where it has one; float accumulators. */
+static void partial_of(const struct sim_op *op, uint32_t i, uint64_t first, uint64_t count, float *partial)
+{
+    const struct gb_topo *t = op->group->topo;
+    const uint32_t *member = t->members + t->island_first[i];
+    for (uint64_t e = 0; e < count; e++) {
+        struct acc sum = read_input(op, member[0], first + e);
+        for (uint32_t m = 1; m < t->island_first[i + 1] - t->island_first[i]; m++)
+            sum = fold(op->spec.dtype, op->spec.reduce_op, sum, read_input(op, member[m], first + e));
+        partial[e] = op->feedback[i] ? sum.f + op->inst[member[0]].residual[first + e] : sum.f;
+    }
+}
+
 /* The same with a codec between islands: a partial is what is left of it after it crossed, on all ranks alike, and with
  * three or more islands so is the result of an ALL_REDUCE. */
 static void reduce_encoded(const struct sim_op *op, int codec, uint64_t first, uint64_t count, unsigned char *out)
@@ -203,12 +216,7 @@ static void reduce_encoded(const struct sim_op *op, int codec, uint64_t first, u
     int dtype = op->spec.dtype, rop = op->spec.reduce_op;
     float *total = calloc(count + 1, sizeof *total), *partial = calloc(count + 1, sizeof *partial);
     for (uint32_t i = 0; i < t->nislands; i++) {
-        for (uint64_t e = 0; e < count; e++) {
-            struct acc sum = read_input(op, t->members[t->island_first[i]], first + e);
-            for (uint32_t m = t->island_first[i] + 1; m < t->island_first[i + 1]; m++)
-                sum = fold(dtype, rop, sum, read_input(op, t->members[m], first + e));
-            partial[e] = sum.f;
-        }
+        partial_of(op, i, first, count, partial);
         ref_quantise(codec, partial, count);
         for (uint64_t e = 0; e < count; e++) total[e] = i == 0 ? partial[e] : total[e] + partial[e];
     }
@@ -299,6 +307,55 @@ void sim_reference(const struct sim_op *op, uint32_t rank, unsigned char *out)
     default:
         break;
     }
+}
+
+static int is_same(float a, float b)
+{
+    return isnan(a) ? isnan(b) : memcmp(&a, &b, sizeof a) == 0;
+}
+
+/* What encoding elements [first, first + count) loses is on one rank of island i, the residual is as it was elsewhere.
+ */
+static int check_lost(struct sim_world *w, const struct sim_op *op, uint32_t i, uint64_t first, uint64_t count)
+{
+    const struct gb_topo *t = op->group->topo;
+    int codec = op->inst[0].plan->codec, rc = 0;
+    float *partial = calloc(count + 1, sizeof *partial), *kept = calloc(count + 1, sizeof *kept);
+    partial_of(op, i, first, count, partial);
+    memcpy(kept, partial, count * sizeof *kept);
+    if (codec) ref_quantise(codec, kept, count);
+    for (uint64_t e = 0; e < count && !rc; e++) {
+        uint32_t renewed = 0, changed = 0, m;
+        float lost = -(kept[e] - partial[e]), old = 0;
+        for (m = t->island_first[i]; m < t->island_first[i + 1]; m++) {
+            const struct sim_inst *in = op->inst + t->members[m];
+            float now = ((const float *)(const void *)in->buf[GB_BUF_RESIDUAL])[first + e];
+            old = in->residual[first + e];
+            renewed += is_same(now, lost);
+            changed += !is_same(now, old);
+        }
+        int right = codec ? (renewed == 1 && changed == 1) || (is_same(lost, old) && changed == 0) : changed == 0;
+        if (!right)
+            rc = sim_fail(w, "op %u: residual %llu of island %u was renewed by %u ranks and changed by %u", op->index,
+                          (unsigned long long)(first + e), i, renewed, changed);
+    }
+    free(partial);
+    free(kept);
+    return rc;
+}
+
+int sim_check_residuals(struct sim_world *w, const struct sim_op *op)
+{
+    int scatters = op->spec.op == GPUBRIDGE_REDUCE_SCATTER;
+    uint32_t nblocks = scatters ? op->group->nranks : 1;
+    for (uint32_t i = 0; i < op->group->topo->nislands; i++) {
+        uint64_t at = 0, n;
+        for (uint32_t d = 0; d < nblocks && op->feedback[i]; d++, at += n) {
+            n = scatters ? block(op, d) : op->spec.count;
+            if (check_lost(w, op, i, at, n)) return -1;
+        }
+    }
+    return 0;
 }
 
 /* Values whose sums depend on the order; now and then what breaks naive code. */

@@ -53,9 +53,10 @@ struct sim_inst {
     struct gb_plan *plan;
     uint32_t rank; /* in the group */
     uint64_t in_bytes, out_bytes;
-    unsigned char *mem[4];     /* allocations: user, user, DEV, HOST */
-    unsigned char *buf[4];     /* enum gb_buf */
+    unsigned char *mem[5]; /* allocations: user, user, DEV, HOST, RESIDUAL */
+    unsigned char *buf[GB_BUF_COUNT];
     unsigned char *input;      /* copy of the input */
+    float *residual;           /* copy of the residual: the same values on all ranks of an island */
     uint32_t *left, *net_left; /* per step: dependencies not done; those on messages */
     uint32_t *succ_first, *succ;
     uint32_t *message; /* per step: index of its message */
@@ -73,6 +74,7 @@ struct sim_op {
     uint64_t columns[SIM_MAX_RANKS * SIM_MAX_RANKS];
     double factor;
     uint8_t is_uneven, in_place, has_specials;
+    uint8_t feedback[SIM_MAX_RANKS]; /* by island: its ranks have residuals */
     uint32_t nsubmitted;
     struct sim_inst inst[SIM_MAX_RANKS];
 };
@@ -119,6 +121,8 @@ int sim_run(struct sim_world *world);
 void sim_fill(struct sim_rng *rng, int dtype, int specials, void *data, uint64_t count);
 /* The right output of a rank; `out` has its size. */
 void sim_reference(const struct sim_op *op, uint32_t rank, unsigned char *out);
+/* 0 when every element's residual was renewed on exactly one rank of each island that has residuals. */
+int sim_check_residuals(struct sim_world *world, const struct sim_op *op);
 
 /* volume.c: bytes that the ranks of the operation send together, by the formulas of docs/algorithms.md. */
 void sim_volume(const struct sim_op *op, uint64_t *bridge, uint64_t *island);

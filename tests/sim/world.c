@@ -160,6 +160,8 @@ static void choose_op(struct sim_world *w, uint32_t index)
                                                : GPUBRIDGE_PREMUL_SUM;
     }
     op->factor = ((int)sim_below(&w->rng, 2000) - 1000) / 700.0;
+    int can_feed = s->op == GPUBRIDGE_ALL_REDUCE || s->op == GPUBRIDGE_REDUCE_SCATTER;
+    for (uint32_t i = 0; i < g->topo->nislands && can_feed; i++) op->feedback[i] = sim_below(&w->rng, 3) == 0;
     op->in_place = sim_below(&w->rng, 2) && s->op != GPUBRIDGE_ALL_TO_ALL;
     op->has_specials = sim_below(&w->rng, 4) == 0;
     int can = s->op == GPUBRIDGE_ALL_GATHER || s->op == GPUBRIDGE_REDUCE_SCATTER || s->op == GPUBRIDGE_ALL_TO_ALL;
@@ -172,6 +174,7 @@ struct gb_plan_spec sim_spec_of(const struct sim_op *op, uint32_t rank)
 {
     struct gb_plan_spec s = op->spec;
     s.depth = op->group->depth[rank];
+    s.feedback = op->feedback[op->group->topo->island[rank]];
     if (op->is_uneven && s.op == GPUBRIDGE_ALL_TO_ALL) {
         s.send_counts = op->rows + rank * op->group->nranks;
         s.recv_counts = op->columns + rank * op->group->nranks;
@@ -208,6 +211,20 @@ static void place_user(struct sim_world *w, struct sim_inst *in)
     }
 }
 
+/* All ranks of an island have the same one: the first's. */
+static void make_residual(struct sim_world *w, struct sim_inst *in, uint64_t count)
+{
+    const struct gb_topo *t = in->op->group->topo;
+    const struct sim_inst *first = in->op->inst + t->members[t->island_first[t->island[in->rank]]];
+    in->residual = malloc(count * sizeof(float) + 1);
+    in->buf[GB_BUF_RESIDUAL] = in->mem[4] = malloc(count * sizeof(float) + 1);
+    if (first == in)
+        sim_fill(&w->rng, GPUBRIDGE_F32, 0, in->residual, count);
+    else
+        memcpy(in->residual, first->residual, count * sizeof(float));
+    memcpy(in->mem[4], in->residual, count * sizeof(float));
+}
+
 static int make_memory(struct sim_world *w, struct sim_inst *in)
 {
     const struct gb_plan_spec s = sim_spec_of(in->op, in->rank);
@@ -219,6 +236,7 @@ static int make_memory(struct sim_world *w, struct sim_inst *in)
     sim_fill(&w->rng, s.dtype, in->op->has_specials, in->buf[GB_BUF_IN], es ? in->in_bytes / es : 0);
     in->input = malloc(in->in_bytes + 1);
     memcpy(in->input, in->buf[GB_BUF_IN], in->in_bytes);
+    if (s.feedback) make_residual(w, in, es ? in->in_bytes / es : 0);
     return 0;
 }
 
@@ -264,8 +282,8 @@ void sim_world_fini(struct sim_world *w)
         for (uint32_t r = 0; w->ops[i].group && r < w->ops[i].group->nranks; r++) {
             struct sim_inst *in = w->ops[i].inst + r;
             gb_plan_destroy(in->plan);
-            for (int m = 0; m < 4; m++) free(in->mem[m]);
-            free(in->input), free(in->left), free(in->net_left), free(in->message);
+            for (int m = 0; m < 5; m++) free(in->mem[m]);
+            free(in->residual), free(in->input), free(in->left), free(in->net_left), free(in->message);
             free(in->succ_first), free(in->succ), free(in->done);
         }
     }
