@@ -71,8 +71,9 @@ static const struct gb_setting rows[] = {
      .help = "Collectives of GPU tensors up to this many bytes are copied to host memory as a whole and added there: no kernel, few driver calls. 0: never.",
      FIELD(host_bytes)},
     {.name = "GPUBRIDGE_COMPRESSION", .type = "none | bf16 | fp16 | fp8 | fp8_e5m2 | int8 | mxfp4 | auto", .value = "none",
-     .kind = KIND_CHOICE, .agreed = 1, .scope = GB_SCOPE_COMM, .built = 7,
-     .help = "Codec of the hop between islands, for sums of floating-point data.",
+     .kind = KIND_CHOICE, .agreed = 1, .scope = GB_SCOPE_COMM,
+     .help = "Codec of the hop between islands, for sums of floating-point data. auto: none, bf16, fp8 or int8, as a "
+             "measurement says when a group is made.",
      FIELD(compression)},
     {.name = "GPUBRIDGE_COMPRESSION_MIN_BYTES", .type = "bytes", .value = "64K", .kind = KIND_BYTES, .agreed = 1,
      .scope = GB_SCOPE_COMM, .max = 1024 * GIB,

@@ -2,6 +2,7 @@
  * Making and ending comms: hellos are compared, islands found, links dialled.  The calling user thread. */
 #include "base/clock.h"
 #include "base/log.h"
+#include "comm/tune.h"
 #include "comm/turns.h"
 
 #include <stdio.h>
@@ -240,7 +241,8 @@ static int init_group(gpubridge_comm *comm, const struct gpubridge_comm_config *
     group->timeout_ns = config->timeout_ns > 0 ? config->timeout_ns : DEFAULT_TIMEOUT_NS;
     group->chunk_bytes = comm->settings.chunk_bytes;
     group->flat_bytes = flat_bytes(&comm->settings, n);
-    group->codec = comm->settings.compression;
+    int is_auto = comm->settings.compression == GB_COMPRESSION_AUTO; /* then gb_comm_tune decides */
+    group->codec = is_auto ? GB_CODEC_NONE : comm->settings.compression;
     group->codec_min_bytes = comm->settings.compression_min_bytes;
     group->codec_spreads = comm->settings.compression_gather;
     group->codec_skips = comm->settings.compression_dtypes == GB_COMPRESSION_F32    ? GB_SKIP_HALF
@@ -394,6 +396,7 @@ int gpubridge_comm_create(gpubridge_context *context, const struct gpubridge_com
     gb_engine_call(context->engine, enlist, comm);
     rc = await_links(comm);
     if (!rc && comm->settings.self_test) rc = gb_comm_self_test(comm);
+    if (!rc && comm->settings.compression == GB_COMPRESSION_AUTO) rc = gb_comm_tune(comm);
     if (rc) goto err_remove;
     GB_INFO("group %s: %u ranks in %u islands, rank %u in island %s", comm->group.name, comm->group.size,
             comm->group.topo->nislands, comm->group.rank, context->island);
