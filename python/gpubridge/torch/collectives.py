@@ -14,7 +14,7 @@ import torch
 
 from gpubridge import _abi
 from gpubridge.torch.errors import DistValueError
-from gpubridge.torch.issue import Issuer, Slot
+from gpubridge.torch.issue import GRADIENT, Issuer, Slot
 from gpubridge.torch.sparse import all_reduce_sparse
 from gpubridge.torch.tensors import (
     Copy,
@@ -48,6 +48,17 @@ def _apart(reads: torch.Tensor, writes: torch.Tensor) -> torch.Tensor:
     if a < b + writes.numel() * writes.element_size() and b < a + reads.numel() * reads.element_size():
         return reads.clone()
     return reads
+
+
+def _dense(t: torch.Tensor) -> torch.Tensor:
+    """t, which must be dense memory.
+
+    Raises:
+        DistValueError: it is a strided view, or no plain memory.
+    """
+    if source(t) is not t:
+        raise DistValueError(f"a gradient of shape {tuple(t.shape)}, strides {t.stride()} is not dense: .contiguous()")
+    return t
 
 
 def _even(sizes: Sequence[int]) -> bool:
@@ -87,6 +98,25 @@ class Collectives(Issuer):
         op.send = op.recv = dense.data_ptr()
         op.count = dense.numel()
         return self._launch(_abi.ALL_REDUCE, slot, opts, tensors, [dense], copies, t.device)
+
+    def reduce_gradients(
+        self, t: torch.Tensor, *, compress: bool = True, residual: torch.Tensor | None = None
+    ) -> BaseWork:
+        """all_reduce with AVG, in place, asynchronous, with a say in compression that torch's call does not have.
+
+        Args:
+            t: dense, any float dtype.
+            compress: False: never, whatever the group's settings say; equal on all ranks.
+            residual: float32, as many elements as t, on its device: error feedback's memory of this rank.  What this
+                rank encodes has the residual added first, which afterwards holds what the encoding lost.
+        """
+        slot = self._slot(GRADIENT + _abi.ALL_REDUCE)
+        op = slot.op
+        op.dtype, op.reduce_op = reduce_code(t, "all_reduce"), _abi.AVG
+        op.send = op.recv = _dense(t).data_ptr()
+        op.count = t.numel()
+        slot.set_compression(compress, residual, t.numel())
+        return self._launch(GRADIENT + _abi.ALL_REDUCE, slot, None, [t], [t, residual], [], t.device)
 
     def allreduce_coalesced(self, tensors: Tensors, opts: Any = None, **_: Any) -> BaseWork:
         """tensors: each is reduced in place; one Work for all."""
@@ -150,6 +180,37 @@ class Collectives(Issuer):
         op.send = flat.data_ptr()
         op.recv = dense.data_ptr()
         return self._launch(_abi.REDUCE_SCATTER, slot, opts, [out], [flat, dense], copies, out.device)
+
+    def reduce_scatter_gradients(
+        self,
+        out: torch.Tensor,
+        tensor: torch.Tensor,
+        reduce_op: Any,
+        *,
+        compress: bool = True,
+        residual: torch.Tensor | None = None,
+    ) -> BaseWork:
+        """reduce_scatter_tensor, asynchronous, with a say in compression; see reduce_gradients.
+
+        Args:
+            out: dense [n]; tensor: dense [n * size].
+            reduce_op: a torch.distributed.ReduceOp.
+            residual: float32, as many elements as `tensor`.
+        """
+        if tensor.numel() != out.numel() * self._size or tensor.dtype != out.dtype:
+            raise DistValueError(
+                f"reduce_scatter: the input must hold {self._size} blocks like the output, got {tuple(tensor.shape)} "
+                f"{tensor.dtype} for an output of {tuple(out.shape)} {out.dtype}"
+            )
+        opts = torch.distributed.ReduceScatterOptions()
+        opts.reduceOp = reduce_op
+        slot = self._slot(GRADIENT + _abi.REDUCE_SCATTER)
+        self._set_reduction(slot, out, opts, "reduce_scatter")
+        slot.set_counts(None, None)
+        op = slot.op
+        op.send, op.recv, op.count = _dense(tensor).data_ptr(), _dense(out).data_ptr(), out.numel()
+        slot.set_compression(compress, residual, tensor.numel())
+        return self._launch(GRADIENT + _abi.REDUCE_SCATTER, slot, None, [out], [tensor, out, residual], [], out.device)
 
     def reduce_scatter_single_coalesced(
         self, outputs: Tensors, inputs: Tensors, opts: Any = None, **_: Any

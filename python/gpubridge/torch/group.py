@@ -178,6 +178,13 @@ class GpuBridgeGroup(Collectives, PointToPoint, _ProcessGroup):
         return self._options
 
     @property
+    def codec(self) -> str:
+        """The codec of what crosses islands in this group, e.g. "fp8_e4m3"; "none" when nothing is compressed."""
+        found = re.search(r"^compression: (\S+)", self.describe(), re.MULTILINE)
+        assert found is not None
+        return found[1]
+
+    @property
     def supports_splitting(self) -> bool:
         return False
 

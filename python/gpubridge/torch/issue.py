@@ -16,7 +16,7 @@ import torch
 
 from gpubridge import _abi
 from gpubridge.torch.delivery import Deliveries, running
-from gpubridge.torch.errors import DistAbortedError, DistGpuBridgeError, DistUnsupportedError, error_of
+from gpubridge.torch.errors import DistAbortedError, DistGpuBridgeError, DistUnsupportedError, DistValueError, error_of
 from gpubridge.torch.options import UNSET_TIMEOUT, nanoseconds
 from gpubridge.torch.tensors import Copy, copy_back
 from gpubridge.torch.untraced import untraced
@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 
 RING = 4096
 """Works kept alive per group, because C++ may hold only their C++ half (see the keep-alive note in group.py)."""
+GRADIENT = _abi.OP_KIND_COUNT
+"""Added to an operation's kind where slots are kept: those of gradients, which carry compression's choices."""
 RECENT = 16
 """Finished works that still hold large results although nobody waited for them."""
 
@@ -42,6 +44,23 @@ class Slot:
         self.request = ctypes.c_void_p()
         self.request_at = ctypes.addressof(self.request)
         self.counts: list[Any] = []
+
+    def set_compression(self, compress: bool, residual: torch.Tensor | None, count: int) -> None:
+        """What only gradient operations say, whose slots are their own (see GRADIENT).
+
+        Raises:
+            DistValueError: the residual is not dense float32 of `count` elements.
+        """
+        self.op.codec = _abi.CODEC_DEFAULT if compress else _abi.CODEC_NONE
+        self.op.residual = None
+        if residual is None:
+            return
+        if residual.dtype != torch.float32 or residual.numel() != count or not residual.is_contiguous():
+            raise DistValueError(
+                f"a residual must be dense float32 with the input's {count} elements, got {residual.dtype} "
+                f"{tuple(residual.shape)}"
+            )
+        self.op.residual = residual.data_ptr()
 
     def set_counts(self, send: Sequence[int] | None, recv: Sequence[int] | None) -> None:
         """Uneven blocks, in elements of the op's dtype; the library copies them at submit."""
@@ -84,7 +103,7 @@ class Issuer:
     def _init_issue(self, context: Context, comm: int) -> None:
         self._context = context
         self._comm = comm
-        self._slots: list[list[Slot]] = [[] for _ in range(_abi.OP_KIND_COUNT)]
+        self._slots: list[list[Slot]] = [[] for _ in range(GRADIENT + _abi.OP_KIND_COUNT)]
         self._submit = context.lib.fast_submit
         self._wait = context.lib.fast_wait
         self._free = context.lib.fast_free
@@ -101,7 +120,7 @@ class Issuer:
         try:
             return self._slots[kind].pop()
         except IndexError:
-            return Slot(kind)
+            return Slot(kind % GRADIENT)
 
     def _launch(
         self,
