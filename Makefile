@@ -8,7 +8,7 @@ TESTLOG ?= build/meson-logs/testlog.json
 PYTEST_XML ?= build/pytest.xml
 SOURCES = $(shell git ls-files '*.c' '*.h')
 
-.PHONY: help setup build demo test test-c test-python gpu-test wheel bench conformance kills nightly kernels-nvrtc \
+.PHONY: help setup build demo test test-c test-python gpu-test wheel bench parity conformance kills nightly kernels-nvrtc \
 	codec-oracle codec-vectors \
 	docs fmt lint clean test-frameworks torch-suite loss-parity
 
@@ -22,6 +22,7 @@ help:
 	@echo "make loss-parity  DDP, FSDP2, HSDP on 2 + 2 emulated ranks against one process, 200 steps"
 	@echo "make test-frameworks  accelerate and Lightning on this backend (installs them)"
 	@echo "make bench   all_reduce against Gloo, one JSON line per result"
+	@echo "make parity  final loss with each codec against float32 on the bridge, DDP and FSDP2; resumable, takes an hour"
 	@echo "make build   library and emulators in build/; make setup: also .venv with the package installed"
 	@echo "make codec-oracle  all floats against ml_dtypes; make codec-vectors: 10^9 values for every vector width"
 	@echo "make kernels-nvrtc  compile the GPU kernels with NVIDIA's compilers, which are installed for that"
@@ -66,6 +67,9 @@ loss-parity: setup
 
 bench: setup
 	@$(PY) bench/all_reduce.py $(BENCH_ARGS)
+
+parity: setup
+	@$(PY) bench/parity.py $(PARITY_ARGS)
 
 # Longer than continuous integration has time for; each can be stopped and resumed.
 conformance: setup
