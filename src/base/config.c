@@ -47,8 +47,10 @@ static const struct gb_setting rows[] = {
      .help = "Upper limit of the staging and scratch memory that this process takes; it grows on demand.",
      FIELD(mem_bytes)},
     {.name = "GPUBRIDGE_TRANSPORT", .type = "auto | tcp | inproc | shm | rdma", .value = "auto", .kind = KIND_CHOICE,
-     .agreed = 1, .built = 3,
-     .help = "What carries messages between processes. inproc joins several contexts of one process and serves tests.",
+     .agreed = 1, .built = 4,
+     .help = "What carries messages between processes. auto: shared memory between processes of one host where it can be "
+             "had, TCP elsewhere. shm: shared memory or nothing. inproc joins several contexts of one process and serves "
+             "tests.",
      FIELD(transport)},
     {.name = "GPUBRIDGE_LANES", .type = "1 to 64, or auto", .value = "auto", .kind = KIND_COUNT, .auto_as = AUTO_ZERO,
      .agreed = 1, .min = 1, .max = 64,

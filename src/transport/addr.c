@@ -19,15 +19,29 @@
 #include <unistd.h>
 #include <xxhash.h>
 
-/* Same boot and same network namespace: there loopback reaches the peer. */
-static void host_id(uint8_t id[16])
+#define GB_ADDRESSES (GB_ENDPOINTS_MAX - 1) /* the last place is for shared memory */
+
+static void read_boot(char text[160])
 {
-    char text[160] = "";
+    text[0] = 0;
     FILE *f = fopen("/proc/sys/kernel/random/boot_id", "re");
-    if (f) {
-        if (!fgets(text, 64, f)) text[0] = 0;
-        fclose(f);
-    }
+    if (!f) return;
+    if (!fgets(text, 64, f)) text[0] = 0;
+    fclose(f);
+}
+
+void gb_addr_boot_id(uint8_t id[16])
+{
+    char text[160];
+    read_boot(text);
+    XXH128_hash_t h = XXH3_128bits(text, strlen(text));
+    memcpy(id, &h, 16);
+}
+
+void gb_addr_host_id(uint8_t id[16])
+{
+    char text[160];
+    read_boot(text);
     struct stat st = {0};
     if (stat("/proc/self/ns/net", &st) != 0) st.st_ino = 0;
     size_t n = strlen(text);
@@ -61,7 +75,7 @@ static void add(struct gb_address_info *own, const struct gb_endpoint *e)
 {
     for (int i = 0; i < own->count; i++)
         if (own->endpoint[i].family == e->family && memcmp(own->endpoint[i].addr, e->addr, 16) == 0) return;
-    if (own->count < GB_ENDPOINTS_MAX) own->endpoint[own->count++] = *e;
+    if (own->count < GB_ADDRESSES) own->endpoint[own->count++] = *e;
 }
 
 /* "eth": names that begin so; "=eth0": exactly; "^lo,docker": all but these; the marks hold for the whole list, and "="
@@ -146,7 +160,7 @@ static void by_scan(struct gb_address_info *own, struct ifaddrs *all)
             struct gb_endpoint e;
             if (!(i->ifa_flags & IFF_UP) || !from_sockaddr(i->ifa_addr, &e)) continue;
             if ((e.flags & GB_ENDPOINT_LOOPBACK) != loopback) continue;
-            if (own->count < GB_ENDPOINTS_MAX - 2 || loopback) add(own, &e); /* keep room for both loopbacks */
+            if (own->count < GB_ADDRESSES - 2 || loopback) add(own, &e); /* keep room for both loopbacks */
         }
 }
 
@@ -155,7 +169,7 @@ int gb_addr_choose(struct gb_net *net)
     static const char *const names[] = {"GPUBRIDGE_IFNAME", "NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME"};
     struct gb_address_info *own = &net->own;
     struct ifaddrs *all = NULL;
-    host_id(own->host_id);
+    gb_addr_host_id(own->host_id);
     if (getifaddrs(&all) != 0)
         return GB_FAIL(GPUBRIDGE_ERR_SYSTEM, "cannot list the network interfaces: errno %d", errno);
     const char *list = net->ifname;

@@ -66,6 +66,14 @@ static size_t list_socks(struct gb_net *net, struct ending *e)
     return n;
 }
 
+/* How long poll may sleep: a ring's other end wakes us, but not any more once we have ended our side. */
+static int arm(struct ending *e, int longest)
+{
+    int ready = gb_sock_arm(e->sock, !e->shut);
+    if (ready && !e->ended) return 0;
+    return !e->shut && longest > 1 ? 1 : longest;
+}
+
 static void linger(struct gb_net *net)
 {
     size_t max = net->links * (GB_LANES_MAX + 2) + 1;
@@ -75,18 +83,21 @@ static void linger(struct gb_net *net)
     uint64_t end = gb_now_ns() + GB_LINGER_NS;
     for (;;) {
         size_t open = 0;
+        int longest = GB_LINGER_NS / 1000000;
         for (size_t i = 0; i < n; i++) {
             if (!e[i].shut) finish_writing(net, &e[i]);
             if (!e[i].ended) read_away(net, &e[i]);
             p[i] = (struct pollfd){.fd = -1};
             if (e[i].ended && e[i].shut) continue;
+            if (e[i].sock->ring) longest = arm(&e[i], longest);
             p[i] = (struct pollfd){.fd = e[i].sock->fd,
                                    .events = (short)((e[i].ended ? 0 : POLLIN) | (e[i].shut ? 0 : POLLOUT))};
             open++;
         }
         uint64_t now = gb_now_ns();
         if (open == 0 || now >= end) break;
-        poll(p, n, (int)((end - now) / 1000000) + 1);
+        int ms = (int)((end - now) / 1000000) + 1;
+        poll(p, n, ms < longest ? ms : longest);
     }
     for (size_t i = 0; i < n; i++) net->via->close(e[i].sock);
     free(e);

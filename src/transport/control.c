@@ -30,6 +30,12 @@ void gb_control_watch(struct gb_net *net, int op, int fd, uint32_t events, void 
         GB_WARN("the control thread cannot watch a socket: errno %d; raise the limit of open files", errno);
 }
 
+void gb_control_listen(struct gb_net *net, int op, uint32_t events)
+{
+    if (net->listener >= 0) gb_control_watch(net, op, net->listener, events, NULL, GB_WATCH_LISTENER);
+    if (net->local_listener >= 0) gb_control_watch(net, op, net->local_listener, events, NULL, GB_WATCH_LISTENER);
+}
+
 void gb_control_wake(struct gb_net *net)
 {
     uint64_t one = 1;
@@ -122,6 +128,7 @@ static int place(struct gb_link *link, uint8_t kind, uint8_t index, struct gb_so
         reset_lanes(link); /* an earlier attempt that its dialler gave up */
         link->control_up = 1;
         link->lanes = lanes;
+        link->local = sock->ring != NULL;
     } else if (kind == GB_LANE_EXPRESS) {
         slot = &link->express;
     } else {
@@ -150,6 +157,7 @@ static void link_up(struct gb_link *link)
     for (uint32_t i = 0; i < link->lanes; i++) gb_worker_kick(&link->lane[i]);
     note_link(link, GB_NOTE_ATTACH);
     gb_net_event_note(net, link, &(struct gb_net_event){.kind = GB_NET_LINK_UP}, NULL, 0);
+    gb_dial_told(link);
     GB_DEBUG("%s: link up, %u lanes, %s", link->label, link->lanes, link->where);
 }
 

@@ -4,6 +4,7 @@
 #include "transport/net_impl.h"
 
 #include "base/clock.h"
+#include "base/log.h"
 
 #include <arpa/inet.h>
 #include <stdio.h>
@@ -16,6 +17,10 @@
 void gb_endpoint_text(const struct gb_endpoint *e, uint16_t port, char *text, size_t capacity)
 {
     char addr[INET6_ADDRSTRLEN] = "?";
+    if (e->family == GB_FAMILY_LOCAL) {
+        snprintf(text, capacity, "shared memory");
+        return;
+    }
     inet_ntop(e->family == 6 ? AF_INET6 : AF_INET, e->addr, addr, sizeof addr);
     snprintf(text, capacity, e->family == 6 ? "[%s]:%u" : "%s:%u", addr, port);
 }
@@ -24,13 +29,44 @@ static int usable(const struct gb_link *link, int i)
 {
     const struct gb_address_info *to = &link->dial.to;
     int same = memcmp(to->host_id, link->net->own.host_id, 16) == 0;
+    if (to->endpoint[i].family == GB_FAMILY_LOCAL)
+        return same && link->net->local_listener >= 0 && !link->dial.no_local;
     return same || !(to->endpoint[i].flags & GB_ENDPOINT_LOOPBACK);
+}
+
+/* Shared memory: whether it was to be expected, and why there is none. */
+static void explain_tcp(struct gb_link *link)
+{
+    struct gb_net *net = link->net;
+    struct gb_dial *d = &link->dial;
+    uint8_t boot[16];
+    if (net->local_listener < 0 || d->no_shm[0]) return; /* said when it could not listen; known */
+    int same = memcmp(d->to.host_id, net->own.host_id, 16) == 0;
+    const struct gb_endpoint *local = d->to.endpoint; /* stands first */
+    int offers = d->to.count && local->family == GB_FAMILY_LOCAL;
+    gb_addr_boot_id(boot);
+    if (same && !offers)
+        snprintf(d->no_shm, sizeof d->no_shm, "it offers none; its log says why");
+    else if (!same && offers && memcmp(local->addr, boot, 16) == 0)
+        snprintf(d->no_shm, sizeof d->no_shm, "it is in another network namespace of this host");
+}
+
+void gb_dial_told(struct gb_link *link)
+{
+    if (!link->local && link->dial.no_shm[0])
+        GB_WARN("%s is reached over tcp, not through shared memory: %s", link->label, link->dial.no_shm);
 }
 
 static void round_over(struct gb_link *link)
 {
     struct gb_dial *d = &link->dial;
     d->phase = 0;
+    if (d->tried == 0 && link->net->base == &gb_transport_shm) {
+        gb_control_down(link, GB_LINK_DEAD, GPUBRIDGE_ERR_UNREACHABLE,
+                        "%s cannot be reached through shared memory: %s; GPUBRIDGE_TRANSPORT=auto would use tcp",
+                        link->label, d->no_shm[0] ? d->no_shm : "it offers none");
+        return;
+    }
     if (d->tried == 0) {
         gb_control_down(
             link, GB_LINK_DEAD, GPUBRIDGE_ERR_UNREACHABLE,
@@ -67,6 +103,7 @@ static void next_candidate(struct gb_link *link)
         char where[64];
         gb_endpoint_text(to, d->to.port, where, sizeof where);
         record(d, where, gb_err_text());
+        if (to->family == GB_FAMILY_LOCAL) snprintf(d->no_shm, sizeof d->no_shm, "%s", gb_err_text());
     }
     round_over(link);
 }
@@ -77,6 +114,7 @@ uint64_t gb_dial_step(struct gb_link *link, uint64_t now)
     if (d->phase != 0) return UINT64_MAX;
     if (now < d->next_ns) return d->next_ns;
     d->candidate = d->tried = d->refused = 0;
+    explain_tcp(link);
     d->text[0] = 0;
     d->attempt_ns = (uint64_t)link->net->connect_timeout_ns / (d->to.count ? d->to.count + 1u : 1u);
     if (d->attempt_ns > GB_ATTEMPT_NS) d->attempt_ns = GB_ATTEMPT_NS;
@@ -89,6 +127,11 @@ void gb_dial_failed(struct gb_link *link, int definite, int status, const char *
     struct gb_dial *d = &link->dial;
     if (atomic_load(&link->state) != GB_LINK_CONNECTING || d->phase == 0) return;
     record(d, where, what);
+    /* The candidate in work is the one before the next. */
+    if (d->candidate > 0 && d->to.endpoint[d->candidate - 1].family == GB_FAMILY_LOCAL) {
+        snprintf(d->no_shm, sizeof d->no_shm, "%s", what);
+        d->no_local |= d->phase == 2;
+    }
     if (definite) {
         d->refused++;
         d->refused_status = status;

@@ -38,6 +38,10 @@ static void watch(struct gb_link *link)
 {
     int want = link->out.off < link->out.len;
     if (want == link->want_out || !link->attached) return;
+    if (link->express.ring) { /* gb_net_wait asks the ring */
+        link->want_out = want;
+        return;
+    }
     struct epoll_event ev = {.events = (link->express_eof ? 0 : EPOLLIN) | (want ? EPOLLOUT : 0), .data.ptr = link};
     epoll_ctl(link->net->epoll, EPOLL_CTL_MOD, link->express.fd, &ev);
     link->want_out = want;
@@ -183,6 +187,10 @@ void gb_express_read(struct gb_link *link)
         size_t asked = iov.iov_len;
         ssize_t n = link->net->via->read(&link->express, &iov, 1);
         if (n == -EAGAIN) return;
+        if (n == -EBADMSG) {
+            end_of_express(link, GB_REPORT_DAMAGE, GB_RING_LIE);
+            return;
+        }
         if (n <= 0) {
             end_of_express(link, n == 0 ? GB_REPORT_EOF : GB_REPORT_BROKEN, n ? strerror((int)-n) : "");
             return;

@@ -194,6 +194,21 @@ static int fault_dialled(struct gb_sock *sock)
     return sock->net->base->dialled(sock);
 }
 
+static int fault_offer(struct gb_sock *sock)
+{
+    return sock->net->base->offer ? sock->net->base->offer(sock) : 0;
+}
+
+static int fault_take(struct gb_sock *sock)
+{
+    return sock->net->base->take ? sock->net->base->take(sock) : 0;
+}
+
+static void fault_start(struct gb_sock *sock)
+{
+    if (sock->net->base->start) sock->net->base->start(sock);
+}
+
 static void fault_close(struct gb_sock *sock)
 {
     free(sock->fault);
@@ -208,6 +223,9 @@ const struct gb_transport gb_transport_fault = {
     .accept = fault_accept,
     .dial = fault_dial,
     .dialled = fault_dialled,
+    .offer = fault_offer,
+    .take = fault_take,
+    .start = fault_start,
     .read = fault_read,
     .write = fault_write,
     .close = fault_close,

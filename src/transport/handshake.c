@@ -17,7 +17,6 @@
 #define GB_HANDSHAKE_NS 5000000000u
 #define GB_CONNS_MAX    2048       /* connections in handshake; beyond it the oldest stranger goes */
 #define GB_PAUSE_NS     100000000u /* without descriptors: until accepting is tried again */
-#define GB_COMPLAINTS   16
 
 enum stage { CONNECTING, WANT_CHALLENGE, WANT_ACCEPT, WANT_HELLO, WANT_PROOF, CLOSING, DEAD };
 
@@ -128,7 +127,9 @@ static void hand_over(struct gb_conn *c, struct gb_link *link, uint32_t lanes)
     struct gb_sock sock = c->sock;
     gb_control_watch(c->net, EPOLL_CTL_DEL, sock.fd, 0, NULL, GB_WATCH_CONN);
     c->sock.fd = -1;
+    c->sock.ring = NULL;
     c->stage = DEAD;
+    if (c->net->via->start) c->net->via->start(&sock);
     gb_control_lane_up(link, c->kind, c->index, &sock, lanes, c->where);
 }
 
@@ -177,6 +178,11 @@ static void on_challenge(struct gb_conn *c)
                   "did not prove the job's secret (another job on that port, or ranks with different secrets)");
         return;
     }
+    if (c->net->via->offer && c->net->via->offer(&c->sock) != 0) {
+        snprintf(text, sizeof text, "%s", gb_err_text());
+        fail_dial(c, 0, 0, text);
+        return;
+    }
     uint8_t proof[GB_PROOF_BYTES];
     mac_of(c, "dial", NULL, 0, mac);
     gb_proof_pack(mac, proof);
@@ -193,6 +199,10 @@ static void on_accept(struct gb_conn *c)
     if (rc == 0) accept_mac(c, status, lanes, want);
     if (rc != 0 || !gb_mac_equal(mac, want)) {
         fail_dial(c, 0, 0, "sent a malformed acceptance");
+        return;
+    }
+    if (status == GB_HS_NO_MEMORY) {
+        fail_dial(c, 0, 0, "could not take the shared memory; its own log says why");
         return;
     }
     if (status != GB_HS_OK || lanes == 0 || lanes > c->net->lanes) {
@@ -304,10 +314,14 @@ static void on_proof(struct gb_conn *c)
     int busy = !link || atomic_load(&link->state) != GB_LINK_CONNECTING;
     uint32_t lanes = c->hello.lanes < net->lanes ? c->hello.lanes : net->lanes, status = busy ? GB_HS_BUSY : GB_HS_OK;
     if (lanes == 0) lanes = 1;
+    if (!busy && net->via->take && net->via->take(&c->sock) != 0) {
+        if (net->complaints++ < GB_COMPLAINTS) GB_WARN("%s: no shared memory: %s", link->label, gb_err_text());
+        status = GB_HS_NO_MEMORY;
+    }
     accept_mac(c, status, lanes, mac);
     gb_accept_pack(status, lanes, mac, out);
     /* 56 bytes into an empty socket buffer: a short write here means the connection is unusable. */
-    if (queue_out(c, out, sizeof out) != 0 || busy || c->out_off < c->out_len)
+    if (queue_out(c, out, sizeof out) != 0 || status != GB_HS_OK || c->out_off < c->out_len)
         close_conn(c);
     else
         hand_over(c, link, lanes);
@@ -323,7 +337,7 @@ void gb_handshake_accept(struct gb_net *net)
         if (rc != 0) {
             /* The connection stays in the listener's queue and would wake us for ever. */
             if (net->complaints++ < GB_COMPLAINTS) GB_WARN("%s; trying again", gb_err_text());
-            gb_control_watch(net, EPOLL_CTL_MOD, net->listener, 0, NULL, GB_WATCH_LISTENER);
+            gb_control_listen(net, EPOLL_CTL_MOD, 0);
             net->listen_again_ns = gb_now_ns() + GB_PAUSE_NS;
             return;
         }
@@ -427,7 +441,7 @@ uint64_t gb_handshake_timeouts(struct gb_net *net, uint64_t now)
     uint64_t next = net->listen_again_ns ? net->listen_again_ns : UINT64_MAX;
     if (net->listen_again_ns && now >= net->listen_again_ns) {
         net->listen_again_ns = 0;
-        gb_control_watch(net, EPOLL_CTL_MOD, net->listener, EPOLLIN, NULL, GB_WATCH_LISTENER);
+        gb_control_listen(net, EPOLL_CTL_MOD, EPOLLIN);
     }
     for (struct gb_conn *c = net->conns; c; c = c->next) {
         if (c->stage == DEAD) continue;

@@ -250,6 +250,10 @@ static void rx_run(struct gb_lane *lane)
         size_t asked = iov[0].iov_len + (count > 1 ? iov[1].iov_len : 0);
         ssize_t n = link->net->via->read(&lane->sock, iov, count);
         if (n == -EAGAIN) return;
+        if (n == -EBADMSG) {
+            rx_damage(lane, GB_RING_LIE);
+            return;
+        }
         if (n <= 0) {
             lane->read_eof = 1;
             int torn = lane->rx_in_payload || lane->rx_len > 0;
@@ -272,7 +276,9 @@ static void rx_run(struct gb_lane *lane)
 
 static void attach(struct gb_lane *lane)
 {
-    struct epoll_event ev = {.events = EPOLLIN | EPOLLOUT | EPOLLRDHUP | EPOLLET, .data.ptr = lane};
+    /* The socket beside a ring can nearly always be written to: that says nothing about the ring. */
+    uint32_t room = lane->sock.ring ? 0 : EPOLLOUT;
+    struct epoll_event ev = {.events = EPOLLIN | room | EPOLLRDHUP | EPOLLET, .data.ptr = lane};
     if (epoll_ctl(lane->worker->epoll, EPOLL_CTL_ADD, lane->sock.fd, &ev) != 0)
         gb_control_report(lane->link, GB_REPORT_BROKEN, 0, strerror(errno));
     lane->attached = 1;
@@ -308,8 +314,9 @@ void gb_lane_run(struct gb_lane *lane, int what)
     lane->ready = 0;
     if (what & GB_LANE_KICK) rx_stop(lane);
     if (what & GB_LANE_IN) rx_run(lane);
-    if (what & GB_LANE_OUT) lane->tx_blocked = 0;
+    if ((what & GB_LANE_OUT) || lane->sock.ring) lane->tx_blocked = 0;
     if (lane->tx && atomic_load_explicit(&lane->tx->stop, memory_order_relaxed))
         tx_abandon(lane, atomic_load_explicit(&lane->tx->stop, memory_order_relaxed));
     if (!lane->tx_blocked) tx_run(lane);
+    if (!lane->ready && gb_sock_arm(&lane->sock, lane->tx_busy) && !lane->read_eof) lane->ready = 1;
 }

@@ -85,15 +85,18 @@ void gb_link_release_held(struct gb_link *link)
     link->held_tail = NULL;
 }
 
-/* Same host: loopback first, it always works there.  Elsewhere loopback would reach the wrong process. */
+/* Same host: shared memory first, then loopback, it always works there.  Elsewhere both would reach the wrong process. */
 static void order_endpoints(struct gb_net *net, struct gb_address_info *a)
 {
     struct gb_address_info in = *a;
     int same = memcmp(in.host_id, net->own.host_id, 16) == 0;
     a->count = 0;
+    for (int i = 0; i < in.count; i++)
+        if (in.endpoint[i].family == GB_FAMILY_LOCAL) a->endpoint[a->count++] = in.endpoint[i];
     for (int want = same; want >= 0; want--)
         for (int i = 0; i < in.count; i++)
-            if ((in.endpoint[i].flags & GB_ENDPOINT_LOOPBACK) == want) a->endpoint[a->count++] = in.endpoint[i];
+            if (in.endpoint[i].family != GB_FAMILY_LOCAL && (in.endpoint[i].flags & GB_ENDPOINT_LOOPBACK) == want)
+                a->endpoint[a->count++] = in.endpoint[i];
 }
 
 int gb_link_get(struct gb_net *net, const struct gb_net_peer *peer, struct gb_link **out)
@@ -111,6 +114,11 @@ int gb_link_get(struct gb_net *net, const struct gb_net_peer *peer, struct gb_li
         return GB_FAIL(GPUBRIDGE_ERR_SETTING,
                        "rank %d uses %s, this process %s: set GPUBRIDGE_TRANSPORT equally on all ranks",
                        peer->global_rank, to.inproc ? "inproc" : "tcp", net->base->name);
+    if (net->base == &gb_transport_shm && memcmp(to.host_id, net->own.host_id, 16) != 0)
+        return GB_FAIL(GPUBRIDGE_ERR_UNREACHABLE,
+                       "rank %d (%s) is on another host, or in another network namespace of this one: "
+                       "GPUBRIDGE_TRANSPORT=shm cannot reach it; auto can",
+                       peer->global_rank, peer->host ? peer->host : "?");
     order_endpoints(net, &to);
     pthread_mutex_lock(&net->lock);
     struct gb_link *link = gb_link_find(net, peer->uuid.byte);
@@ -162,7 +170,8 @@ size_t gb_link_describe(const struct gb_link *link, char *text, size_t capacity)
     struct gb_link *l = (struct gb_link *)(uintptr_t)link; /* only its lock is touched */
     pthread_mutex_lock(&l->lock);
     int state = atomic_load(&l->state);
-    int n = snprintf(text, capacity, "%s %u lanes %s%s%s", l->net->base->name, l->lanes, l->where,
+    const char *name = l->local ? "shm" : l->net->base == &gb_transport_auto ? "tcp" : l->net->base->name;
+    int n = snprintf(text, capacity, "%s %u lanes %s%s%s", name, l->lanes, l->where,
                      state == GB_LINK_UP ? "" : " ", state == GB_LINK_UP ? "" : words[state]);
     pthread_mutex_unlock(&l->lock);
     return n < 0 ? 0 : (size_t)n;

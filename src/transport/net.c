@@ -19,7 +19,8 @@
 
 #define GB_DIRECT_LINKS 3 /* up to so many express sockets are tried by recv; more by one epoll_wait */
 
-static const struct gb_transport *const transports[] = {&gb_transport_tcp, &gb_transport_inproc};
+static const struct gb_transport *const transports[] = {&gb_transport_auto, &gb_transport_tcp, &gb_transport_shm,
+                                                        &gb_transport_inproc};
 
 /* ---- notes and events ---- */
 
@@ -164,12 +165,25 @@ static void flush(struct gb_net *net)
     }
 }
 
-static void read_sockets(struct gb_net *net)
+/* Looking into a ring costs no system call; the others' sockets are asked one by one or together. */
+static void read_lanes(struct gb_net *net)
 {
     int some_blocked = 0;
-    for (size_t i = 0; i < net->expresses; i++) some_blocked |= net->express[i]->want_out;
-    if (net->expresses <= GB_DIRECT_LINKS && !some_blocked) {
-        for (size_t i = net->expresses; i-- > 0;) gb_express_read(net->express[i]);
+    size_t sockets = 0;
+    for (size_t i = net->expresses; i-- > 0;) {
+        struct gb_link *link = net->express[i];
+        if (!link->express.ring) {
+            sockets++;
+            some_blocked |= link->want_out;
+            continue;
+        }
+        if (link->want_out) gb_express_room(link);
+        gb_express_read(link);
+    }
+    if (sockets == 0) return;
+    if (sockets <= GB_DIRECT_LINKS && !some_blocked) {
+        for (size_t i = net->expresses; i-- > 0;)
+            if (!net->express[i]->express.ring) gb_express_read(net->express[i]);
         return;
     }
     struct epoll_event ev[64];
@@ -179,6 +193,10 @@ static void read_sockets(struct gb_net *net)
         uint64_t count;
         if (!link) {
             if (read(net->wake_fd, &count, sizeof count) < 0) continue;
+            continue;
+        }
+        if (link->express.ring) { /* looked into above; only takes its bell */
+            gb_sock_arm(&link->express, 0);
             continue;
         }
         if (ev[i].events & EPOLLOUT) gb_express_room(link);
@@ -199,7 +217,7 @@ int gb_net_poll(struct gb_net *net, struct gb_net_event *events, int max)
     }
     if (net->dirty) flush(net);
     take_notes(net);
-    if (net->ring_count < (size_t)max) read_sockets(net);
+    if (net->ring_count < (size_t)max) read_lanes(net);
     if (net->dirty) flush(net);
     int n = 0;
     for (; n < max && net->ring_count > 0; n++, net->ring_count--) {
@@ -209,12 +227,24 @@ int gb_net_poll(struct gb_net *net, struct gb_net_event *events, int max)
     return n;
 }
 
+/* Rings tell their sleeping reader only when they are asked to. */
+static int arm_lanes(struct gb_net *net)
+{
+    int ready = 0;
+    for (size_t i = 0; i < net->expresses && !ready; i++) {
+        struct gb_link *link = net->express[i];
+        if (link->express.ring && !link->express_eof) ready = gb_sock_arm(&link->express, link->want_out);
+    }
+    return ready;
+}
+
 void gb_net_wait(struct gb_net *net, int64_t timeout_ns)
 {
     if (net->dirty) flush(net);
     atomic_store(&net->sleeping, 1);
     /* Whoever queues a note after this store writes the eventfd; what was queued before is seen here. */
     if (net->ring_count || atomic_load(&net->queued) || atomic_load(&net->woken)) timeout_ns = 0;
+    if (timeout_ns > 0 && arm_lanes(net)) timeout_ns = 0;
     int ready = 0;
     if (timeout_ns > 0) {
         struct pollfd p = {.fd = net->epoll, .events = POLLIN};
@@ -252,9 +282,11 @@ void gb_net_get_address(struct gb_net *net, struct gb_net_address *address)
 size_t gb_net_describe(struct gb_net *net, char *text, size_t capacity)
 {
     char where[64] = "this process only";
+    const char *name = net->base->name;
+    if (net->base == &gb_transport_auto) name = net->local_listener >= 0 ? "shm and tcp" : "tcp";
     if (net->own.count) gb_endpoint_text(&net->own.endpoint[0], net->own.port, where, sizeof where);
     int n = snprintf(text, capacity, "%s, reachable at %s (%u addresses), %u lanes per link, %u I/O workers%s",
-                     net->base->name, where, net->own.count, net->lanes, net->nworkers,
+                     name, where, net->own.count, net->lanes, net->nworkers,
                      net->checksum == 1 ? ", payload checksums"
                      : net->checksum    ? ", payload checksums between hosts"
                                         : "");
@@ -277,11 +309,10 @@ static int configure(struct gb_net *net, const struct gb_net_config *c)
         return GB_FAIL(GPUBRIDGE_ERR_INVALID, "the job's secret has %zu bytes; at least 16 are needed",
                        c->secret_bytes);
     const char *name = c->transport && c->transport[0] ? c->transport : "auto";
-    if (strcmp(name, "auto") == 0) name = "tcp";
     for (size_t i = 0; i < sizeof transports / sizeof transports[0]; i++)
         if (strcmp(transports[i]->name, name) == 0) net->via = net->base = transports[i];
     if (!net->via)
-        return GB_FAIL(GPUBRIDGE_ERR_SETTING, "GPUBRIDGE_TRANSPORT=%s: this build has auto, tcp and inproc", name);
+        return GB_FAIL(GPUBRIDGE_ERR_SETTING, "GPUBRIDGE_TRANSPORT=%s: this build has auto, tcp, shm and inproc", name);
     net->secret = malloc(c->secret_bytes);
     if (!net->secret) return GB_FAIL(GPUBRIDGE_ERR_NO_MEMORY, "no memory for the secret");
     memcpy(net->secret, c->secret, c->secret_bytes);
@@ -315,7 +346,7 @@ static int start_control(struct gb_net *net)
         return GB_FAIL(GPUBRIDGE_ERR_SYSTEM, "epoll for the control thread: errno %d; raise the limit of open files",
                        errno);
     gb_control_watch(net, EPOLL_CTL_ADD, net->control_fd, EPOLLIN, NULL, GB_WATCH_WAKE);
-    gb_control_watch(net, EPOLL_CTL_ADD, net->listener, EPOLLIN, NULL, GB_WATCH_LISTENER);
+    gb_control_listen(net, EPOLL_CTL_ADD, EPOLLIN);
     int rc = pthread_create(&net->control, NULL, gb_control_main, net);
     if (rc) return GB_FAIL(GPUBRIDGE_ERR_SYSTEM, "the control thread: errno %d", rc);
     pthread_setname_np(net->control, "gb-control");
@@ -341,7 +372,7 @@ int gb_net_open(const struct gb_net_config *config, struct gb_net **out)
 {
     struct gb_net *net = calloc(1, sizeof *net);
     if (!net) return GB_FAIL(GPUBRIDGE_ERR_NO_MEMORY, "no memory for the network state");
-    net->epoll = net->wake_fd = net->listener = net->control_epoll = net->control_fd = -1;
+    net->epoll = net->wake_fd = net->listener = net->local_listener = net->control_epoll = net->control_fd = -1;
     pthread_mutex_init(&net->lock, NULL);
     pthread_mutex_init(&net->queue_lock, NULL);
     pthread_mutex_init(&net->job_lock, NULL);

@@ -8,6 +8,7 @@
 
 #include "transport/match.h"
 #include "transport/net.h"
+#include "transport/ring.h"
 #include "transport/transport.h"
 #include "wire/frame.h"
 #include "wire/hello.h"
@@ -20,6 +21,7 @@
 #define GB_TEXT_BYTES      512
 #define GB_LIBRARY_VERSION "0.1.0"
 #define GB_EXPRESS_IN      (128u << 10)
+#define GB_COMPLAINTS      16 /* log lines about strangers */
 
 typedef struct XXH3_state_s XXH3_state_t;
 
@@ -61,11 +63,13 @@ struct gb_lane {
 struct gb_dial {
     int wanted, phase;    /* phase 0: nothing going on, 1: control lane, 2: the other lanes */
     int candidate, tried; /* next index; how many this round */
+    int no_local;         /* shared memory failed after its control lane: not again */
     int refused;          /* definite refusals this round */
     int refused_status;
     uint64_t next_ns, backoff_ns, attempt_ns;
     struct gb_address_info to;
     char text[GB_TEXT_BYTES]; /* what each candidate said, for the final error */
+    char no_shm[256];         /* why there is no shared memory, where it was to be expected */
 };
 
 struct gb_link {
@@ -86,6 +90,7 @@ struct gb_link {
     struct gb_match match;
     uint32_t lanes, lanes_up; /* bulk lanes agreed; attached */
     int express_up, control_up;
+    int local;                /* its control lane is a local socket: shared memory */
     char where[64]; /* address of the peer */
     int down_status;
     char text[GB_TEXT_BYTES];       /* why it is down; constant once state is LEFT or DEAD */
@@ -157,7 +162,7 @@ struct gb_net {
     int checksum;
     void *fault;
     struct gb_address_info own; /* constant after open */
-    int listener;
+    int listener, local_listener;
 
     pthread_mutex_t lock;
     struct gb_link **link; /* guarded by lock; the control thread and the engine role read links they know */
@@ -233,6 +238,7 @@ void gb_control_lane_up(struct gb_link *link, uint8_t kind, uint8_t index, struc
                         const char *where);
 void gb_control_reset(struct gb_link *link); /* closes the lanes of a half-made link */
 enum gb_watch { GB_WATCH_CONN, GB_WATCH_LINK, GB_WATCH_LISTENER, GB_WATCH_WAKE };
+void gb_control_listen(struct gb_net *net, int op, uint32_t events); /* the listeners */
 void gb_control_watch(struct gb_net *net, int op, int fd, uint32_t events, void *what, enum gb_watch kind);
 
 /* handshake.c, control thread */
@@ -247,6 +253,7 @@ void gb_handshake_drop_all(struct gb_net *net);
 uint64_t gb_dial_step(struct gb_link *link, uint64_t now); /* when to come again */
 void gb_dial_failed(struct gb_link *link, int definite, int status, const char *where, const char *what);
 void gb_dial_lane_up(struct gb_link *link, uint8_t kind, const struct gb_endpoint *to);
+void gb_dial_told(struct gb_link *link); /* the link is up: says so when shared memory was to be had and is not */
 void gb_endpoint_text(const struct gb_endpoint *e, uint16_t port, char *text, size_t capacity);
 
 /* worker.c */
@@ -260,6 +267,8 @@ void gb_lane_run(struct gb_lane *lane, int what); /* as far as it goes without b
 
 /* addr.c */
 int gb_addr_matches(const char *list, const char *name);
+void gb_addr_boot_id(uint8_t id[16]);
+void gb_addr_host_id(uint8_t id[16]); /* boot and network namespace: there loopback and local sockets reach the peer */
 int gb_addr_choose(struct gb_net *net) GB_NODISCARD; /* fills net->own but the port */
 
 #endif

@@ -174,7 +174,7 @@ int gb_address_parse(const uint8_t *in, size_t bytes, struct gb_address_info *a,
     *why = "the address has an unknown family";
     for (int i = 0; i < a->count; i++) {
         const uint8_t *p = in + 24 + 18 * i;
-        if (p[0] != 4 && p[0] != 6) return -1;
+        if (p[0] != 4 && p[0] != 6 && p[0] != GB_FAMILY_LOCAL) return -1;
         a->endpoint[i].family = p[0];
         a->endpoint[i].flags = p[1];
         memcpy(a->endpoint[i].addr, p + 2, 16);

@@ -35,6 +35,7 @@ enum gb_hs_status {
     GB_HS_SECRET,
     GB_HS_BUSY,
     GB_HS_MALFORMED,
+    GB_HS_NO_MEMORY, /* ACCEPT: the shared memory that was offered cannot be used */
     GB_HS_STATUS_END
 };
 
@@ -74,9 +75,10 @@ int gb_mac_equal(const uint8_t a[GB_MAC_BYTES], const uint8_t b[GB_MAC_BYTES]);
 /* ---- address blob ---- */
 
 #define GB_ENDPOINTS_MAX 20
+#define GB_FAMILY_LOCAL  1 /* a local socket named after the uuid; addr: identity of the boot */
 enum gb_endpoint_flags { GB_ENDPOINT_LOOPBACK = 1 };
 struct gb_endpoint {
-    uint8_t family; /* 4 or 6 */
+    uint8_t family; /* 4, 6 or GB_FAMILY_LOCAL */
     uint8_t flags;
     uint8_t addr[16];
 };

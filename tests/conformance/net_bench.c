@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
- * Measures a tcp link on loopback between two processes, next to plain sockets in the same run: 8-byte ping-pong, and
+ * Measures a link between two processes of this host (tcp over loopback, or shm), next to plain sockets in the same run: 8-byte ping-pong, and
  * streaming of messages over as many streams.  One JSON line per result.  Not a test.
  *
- * usage: net_bench [LANES [MESSAGE_BYTES [WORKERS]]] */
+ * usage: net_bench [LANES [MESSAGE_BYTES [WORKERS [TRANSPORT]]]] */
 #include "base/clock.h"
 #include "transport/net.h"
 
@@ -26,6 +26,7 @@ static uint32_t lanes = 2, workers = 1;
 static size_t message = 1 << 20;
 static uint64_t total = 1ull << 30;
 static int pipe_fd;
+static const char *transport = "tcp";
 
 static void swap(int fd, const void *mine, void *theirs, size_t bytes)
 {
@@ -123,7 +124,7 @@ static void run(int me, int fd, int checksum)
     struct gb_net_config c = {.self = {{(uint8_t)(me + 1)}},
                               .global_rank = me,
                               .host = "bench",
-                              .transport = "tcp",
+                              .transport = transport,
                               .ifname = "lo",
                               .secret = secret,
                               .secret_bytes = 16,
@@ -212,6 +213,7 @@ int main(int argc, char **argv)
     if (argc > 1) lanes = (uint32_t)atoi(argv[1]);
     if (argc > 2) message = (size_t)atoll(argv[2]);
     if (argc > 3) workers = (uint32_t)atoi(argv[3]);
+    if (argc > 4) transport = argv[4];
     if (lanes < 1 || lanes > 15 || socketpair(AF_UNIX, SOCK_STREAM, 0, fd)) return 1;
     pid_t child = fork();
     int me = child == 0;
