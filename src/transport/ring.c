@@ -10,6 +10,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <sys/resource.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
 #include <sys/vfs.h>
@@ -64,6 +65,10 @@ static int map(struct gb_ring *ring, uint32_t bytes, int maker)
 
 int gb_ring_make(struct gb_ring *ring, uint32_t bytes)
 {
+    struct rlimit limit;
+    if (getrlimit(RLIMIT_FSIZE, &limit) == 0 && limit.rlim_cur < GB_RING_PAGE + 2 * (rlim_t)bytes) /* else a signal */
+        return GB_FAIL(GPUBRIDGE_ERR_NO_MEMORY, "no %u KiB of shared memory: the limit of file sizes (ulimit -f) forbids it",
+                       (2 * bytes) >> 10);
     unsigned flags = MFD_CLOEXEC | MFD_ALLOW_SEALING;
     ring->fd = memfd_create("gpubridge", flags | MFD_NOEXEC_SEAL);
     if (ring->fd < 0 && errno == EINVAL) ring->fd = memfd_create("gpubridge", flags); /* before Linux 6.3 */
@@ -80,7 +85,7 @@ int gb_ring_map(struct gb_ring *ring)
     const int needed = F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL;
     struct stat st;
     struct statfs fs;
-    if (ring->fd < 0) return GB_FAIL(GPUBRIDGE_ERR_REFUSED, "no descriptor of shared memory came with the proof");
+    if (ring->fd < 0) return GB_FAIL(GPUBRIDGE_ERR_REFUSED, "no descriptor of shared memory came (too many open files?)");
     int seals = fcntl(ring->fd, F_GET_SEALS);
     if (seals < 0 || (seals & needed) != needed || fstat(ring->fd, &st) != 0 || fstatfs(ring->fd, &fs) != 0 ||
         fs.f_type != TMPFS_MAGIC)

@@ -126,7 +126,7 @@ def session_processes(sessions: set[int]) -> list[int]:
 
 
 def listening() -> set[str]:
-    """Local addresses in LISTEN or ESTABLISHED state, as /proc/net writes them."""
+    """Local addresses in LISTEN or ESTABLISHED state, as /proc/net writes them, and our names of local sockets."""
     found = set()
     for name in ("tcp", "tcp6"):
         path = Path("/proc/net") / name
@@ -135,7 +135,8 @@ def listening() -> set[str]:
                 parts = line.split()
                 if parts[3] in ("0A", "01"):
                     found.add(f"{name} {parts[1]} {parts[3]}")
-    return found
+    local = Path("/proc/net/unix").read_text().splitlines()
+    return found | {word for line in local for word in line.split() if word.startswith("@gpubridge-")}
 
 
 def shared_memory() -> set[str]:

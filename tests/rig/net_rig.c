@@ -3,12 +3,17 @@
 #include "net_rig.h"
 
 #include "base/clock.h"
+#include "wire/hello.h"
 
 #include <setjmp.h>
+#include <signal.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/prctl.h>
+#include <sys/socket.h>
+#include <sys/wait.h>
 #include <time.h>
 #include <unistd.h>
 /* cmocka needs the standard headers first */
@@ -19,7 +24,10 @@ static const uint8_t secret[] = "a secret of the test job";
 struct gb_uuid rig_uuid(int n)
 {
     struct gb_uuid u = {{0}};
+    static pid_t pid; /* of the process that first asked: its children mean the same nets */
+    if (!pid) pid = getpid();
     u.byte[0] = (uint8_t)(n + 1); /* orders who dials: the lower number */
+    memcpy(u.byte + 1, &pid, sizeof pid); /* tests beside this one listen under other names */
     return u;
 }
 
@@ -181,4 +189,122 @@ void rig_recv(struct rig *rig, int at, int from, struct gb_key key, void *buf, u
 {
     struct gb_sig sig = rig_sig(bytes);
     assert_int_equal(gb_link_recv(rig->net[at].to[from], &key, &sig, buf, bytes, op), 0);
+}
+
+void rig_dial_changed(struct rig *rig, const struct rig_options *o,
+                      void (*change)(struct rig *, struct gb_address_info *))
+{
+    *rig = (struct rig){.nets = 2};
+    for (int i = 0; i < 2; i++) assert_int_equal(rig_open_net(rig, i, o), 0);
+    struct gb_net_peer p;
+    struct gb_address_info a;
+    const char *why;
+    rig_peer(rig, 1, &p);
+    assert_int_equal(gb_address_parse(p.address.blob, p.address.bytes, &a, &why), 0);
+    change(rig, &a);
+    p.address.bytes = (uint16_t)gb_address_pack(&a, p.address.blob, sizeof p.address.blob);
+    assert_int_equal(gb_link_get(rig->net[0].net, &p, &rig->net[0].to[1]), 0);
+}
+
+/* ---- another process ---- */
+
+static void exchange(int fd, const void *mine, void *theirs, size_t n)
+{
+    if (write(fd, mine, n) != (ssize_t)n) _exit(3);
+    for (size_t got = 0; got < n;) {
+        ssize_t k = read(fd, (char *)theirs + got, n - got);
+        if (k <= 0) _exit(4);
+        got += (size_t)k;
+    }
+}
+
+/* A child that is rank 1, links to rank 0 here and then receives whatever this test sends, for ever. */
+static void child_main(int fd, const struct rig_options *o)
+{
+    static struct rig rig;
+    static uint8_t buf[1 << 20];
+    rig.nets = 2;
+    if (rig_open_net(&rig, 1, o) != 0) _exit(5);
+    struct gb_net_peer me, peer;
+    rig_peer(&rig, 1, &me);
+    exchange(fd, &me, &peer, sizeof me);
+    peer.host = "host-a";
+    if (gb_link_get(rig.net[1].net, &peer, &rig.net[1].to[0]) != 0) _exit(6);
+    struct gb_sig sig = rig_sig(sizeof buf);
+    for (uint32_t seq = 0;; seq++) {
+        struct gb_key key = rig_key(1, seq, 0);
+        struct rig_op op = {0};
+        if (gb_link_recv(rig.net[1].to[0], &key, &sig, buf, sizeof buf, &op) != 0) _exit(7);
+        while (!op.done) {
+            rig_poll(&rig);
+            gb_net_wait(rig.net[1].net, 100000000);
+        }
+        if (op.status) _exit(8);
+    }
+}
+
+struct rig_child rig_start_child(struct rig *rig, const struct rig_options *o, void (*first)(void))
+{
+    int fd[2];
+    assert_int_equal(socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, fd), 0);
+    (void)rig_uuid(0); /* the same in both */
+    struct rig_child c = {.pid = fork(), .fd = fd[0]};
+    assert_true(c.pid >= 0);
+    if (c.pid == 0) {
+        prctl(PR_SET_PDEATHSIG, SIGKILL); /* a failed test leaves nobody */
+        close(fd[0]);
+        if (first) first();
+        child_main(fd[1], o);
+    }
+    close(fd[1]);
+    *rig = (struct rig){.nets = 1};
+    assert_int_equal(rig_open_net(rig, 0, o), 0);
+    struct gb_net_peer me, peer;
+    rig_peer(rig, 0, &me);
+    exchange(c.fd, &me, &peer, sizeof me);
+    peer.host = "host-b";
+    assert_int_equal(gb_link_get(rig->net[0].net, &peer, &rig->net[0].to[1]), 0);
+    return c;
+}
+
+void rig_end_child(struct rig_child *c)
+{
+    int status;
+    kill(c->pid, SIGKILL);
+    assert_int_equal(waitpid(c->pid, &status, 0), c->pid);
+    close(c->fd);
+}
+
+static void send_some(struct rig *rig, struct rig_op *op, uint8_t *buf, uint32_t from, uint32_t to)
+{
+    for (uint32_t i = from; i < to; i++) rig_send(rig, 0, 1, rig_key(1, i, 0), buf, 1 << 20, &op[i]);
+}
+
+void rig_death(const struct rig_options *options, int signal, const char *words, int within_ms)
+{
+    struct rig rig;
+    struct rig_options o = *options;
+    o.peer_timeout_ms = 600;
+    static uint8_t buf[1 << 20];
+    static struct rig_op op[40];
+    memset(op, 0, sizeof op);
+    struct rig_child c = rig_start_child(&rig, &o, NULL);
+    send_some(&rig, op, buf, 0, 20);
+    for (int i = 0; i < 10; i++) rig_until(&rig, &op[i].done, 1, 10000);
+    kill(c.pid, signal);
+    uint64_t t0 = gb_now_ns();
+    send_some(&rig, op, buf, 20, 40);
+    rig_until(&rig, &rig.net[0].seen[GB_NET_PEER_LOST], 1, 5000);
+    assert_true(gb_now_ns() - t0 < (uint64_t)within_ms * 1000000);
+    assert_int_equal(rig.net[0].last[GB_NET_PEER_LOST].status, GPUBRIDGE_ERR_PEER_LOST);
+    if (!strstr(rig.net[0].text, words)) print_error("%s\n", rig.net[0].text);
+    assert_non_null(strstr(rig.net[0].text, words));
+    /* Everything posted comes back, with the reason. */
+    for (int i = 0; i < 40; i++) rig_until(&rig, &op[i].done, 1, 2000);
+    assert_int_equal(op[39].status, GPUBRIDGE_ERR_PEER_LOST);
+    assert_non_null(strstr(op[39].text, words));
+    rig_end_child(&c);
+    t0 = gb_now_ns();
+    gb_net_close(rig.net[0].net, 0, "");
+    assert_true(gb_now_ns() - t0 < 1000000000); /* nothing to wait for */
 }

@@ -8,6 +8,8 @@
 
 #include "transport/net.h"
 
+#include <sys/types.h>
+
 #define RIG_NETS 4
 
 struct rig_options {
@@ -64,5 +66,21 @@ void rig_fill(void *buf, uint64_t bytes, uint64_t seed);
 int rig_check(const void *buf, uint64_t bytes, uint64_t seed);
 void rig_send(struct rig *rig, int from, int to, struct gb_key key, const void *buf, uint64_t bytes, struct rig_op *op);
 void rig_recv(struct rig *rig, int at, int from, struct gb_key key, void *buf, uint64_t bytes, struct rig_op *op);
+
+/* Opens nets 0 and 1, changes the address that net 1 told, and lets net 0 ask for the link. */
+struct gb_address_info;
+void rig_dial_changed(struct rig *rig, const struct rig_options *options,
+                      void (*change)(struct rig *, struct gb_address_info *));
+
+/* A process that is rank 1, with the options' transport, linked to net 0 of this one: it receives 1 MiB messages of group
+ * 1, numbered from 0, for ever.  `first` runs in it before anything else; or NULL. */
+struct rig_child {
+    pid_t pid;
+    int fd;
+};
+struct rig_child rig_start_child(struct rig *rig, const struct rig_options *options, void (*first)(void));
+void rig_end_child(struct rig_child *child);
+/* Sends such a process a signal while messages move: net 0 must lose it within the time, and say the words. */
+void rig_death(const struct rig_options *options, int signal, const char *words, int within_ms);
 
 #endif

@@ -125,22 +125,6 @@ static void test_wrong_secret(void **state)
     rig_close(&rig);
 }
 
-/* Changes the address that net 1 told, and lets net 0 dial it. */
-static void dial_changed(struct rig *rig, const struct rig_options *o,
-                         void (*change)(struct rig *, struct gb_address_info *))
-{
-    *rig = (struct rig){.nets = 2};
-    for (int i = 0; i < 2; i++) assert_int_equal(rig_open_net(rig, i, o), 0);
-    struct gb_net_peer p;
-    struct gb_address_info a;
-    const char *why;
-    rig_peer(rig, 1, &p);
-    assert_int_equal(gb_address_parse(p.address.blob, p.address.bytes, &a, &why), 0);
-    change(rig, &a);
-    p.address.bytes = (uint16_t)gb_address_pack(&a, p.address.blob, sizeof p.address.blob);
-    assert_int_equal(gb_link_get(rig->net[0].net, &p, &rig->net[0].to[1]), 0);
-}
-
 static void to_myself(struct rig *rig, struct gb_address_info *a)
 {
     a->port = port_of(rig->net[0].net);
@@ -150,7 +134,7 @@ static void test_answered_by_myself(void **state)
 {
     (void)state;
     struct rig rig;
-    dial_changed(&rig, &plain, to_myself);
+    rig_dial_changed(&rig, &plain, to_myself);
     rig_until(&rig, &rig.net[0].seen[GB_NET_PEER_LOST], 1, 5000);
     assert_int_equal(rig.net[0].last[GB_NET_PEER_LOST].status, GPUBRIDGE_ERR_REFUSED);
     assert_non_null(strstr(rig.net[0].text, "127.0.0.1"));
@@ -176,7 +160,7 @@ static void test_unreachable(void **state)
     struct rig rig;
     struct rig_options o = plain;
     o.connect_timeout_ms = 600;
-    dial_changed(&rig, &o, closed_port);
+    rig_dial_changed(&rig, &o, closed_port);
     uint64_t t0 = gb_now_ns();
     rig_until(&rig, &rig.net[0].seen[GB_NET_PEER_LOST], 1, 5000);
     assert_true(gb_now_ns() - t0 >= 500000000); /* refusals are retried: the peer may just be starting */
@@ -201,7 +185,7 @@ static void test_next_candidate(void **state)
 {
     (void)state;
     struct rig rig;
-    dial_changed(&rig, &plain, bad_candidates_first);
+    rig_dial_changed(&rig, &plain, bad_candidates_first);
     struct gb_net_peer me;
     rig_peer(&rig, 0, &me);
     assert_int_equal(gb_link_get(rig.net[1].net, &me, &rig.net[1].to[0]), 0);
@@ -220,7 +204,7 @@ static void test_foreign_loopback(void **state)
 {
     (void)state;
     struct rig rig;
-    dial_changed(&rig, &plain, other_host);
+    rig_dial_changed(&rig, &plain, other_host);
     rig_until(&rig, &rig.net[0].seen[GB_NET_PEER_LOST], 1, 2000);
     assert_int_equal(rig.net[0].last[GB_NET_PEER_LOST].status, GPUBRIDGE_ERR_UNREACHABLE);
     assert_non_null(strstr(rig.net[0].text, "advertises loopback"));
@@ -248,7 +232,7 @@ static void test_ipv6_only(void **state)
     }
     struct rig rig;
     struct rig_op s = {0}, r = {0};
-    dial_changed(&rig, &plain, only_v6);
+    rig_dial_changed(&rig, &plain, only_v6);
     struct gb_net_peer me;
     rig_peer(&rig, 0, &me);
     assert_int_equal(gb_link_get(rig.net[1].net, &me, &rig.net[1].to[0]), 0);
@@ -282,7 +266,7 @@ static void fake_server(struct rig *rig, struct gb_address_info *a)
 static void answer_with(const char *bytes, size_t n, int status, const char *words)
 {
     struct rig rig;
-    dial_changed(&rig, &plain, fake_server);
+    rig_dial_changed(&rig, &plain, fake_server);
     int listener = (int)(intptr_t)rig.user, fd = accept(listener, NULL, NULL);
     assert_true(fd >= 0);
     assert_int_equal(write(fd, bytes, n), n);
@@ -418,119 +402,16 @@ static void test_route(void **state)
 
 /* ---- other processes ---- */
 
-struct child {
-    pid_t pid;
-    int fd;
-};
-
-static void exchange(int fd, const void *mine, void *theirs, size_t n)
-{
-    if (write(fd, mine, n) != (ssize_t)n) _exit(3);
-    for (size_t got = 0; got < n;) {
-        ssize_t k = read(fd, (char *)theirs + got, n - got);
-        if (k <= 0) _exit(4);
-        got += (size_t)k;
-    }
-}
-
-/* A child that is rank 1, links to rank 0 here and then receives whatever this test sends, for ever. */
-static void child_main(int fd, const struct rig_options *o)
-{
-    static struct rig rig;
-    static uint8_t buf[1 << 20];
-    rig.nets = 2;
-    if (rig_open_net(&rig, 1, o) != 0) _exit(5);
-    struct gb_net_peer me, peer;
-    rig_peer(&rig, 1, &me);
-    exchange(fd, &me, &peer, sizeof me);
-    peer.host = "host-a";
-    if (gb_link_get(rig.net[1].net, &peer, &rig.net[1].to[0]) != 0) _exit(6);
-    struct gb_sig sig = rig_sig(sizeof buf);
-    for (uint32_t seq = 0;; seq++) {
-        struct gb_key key = rig_key(1, seq, 0);
-        struct rig_op op = {0};
-        if (gb_link_recv(rig.net[1].to[0], &key, &sig, buf, sizeof buf, &op) != 0) _exit(7);
-        while (!op.done) {
-            rig_poll(&rig);
-            gb_net_wait(rig.net[1].net, 100000000);
-        }
-        if (op.status) _exit(8);
-    }
-}
-
-static struct child start_child(struct rig *rig, const struct rig_options *o)
-{
-    int fd[2];
-    assert_int_equal(socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, fd), 0);
-    struct child c = {.pid = fork(), .fd = fd[0]};
-    assert_true(c.pid >= 0);
-    if (c.pid == 0) {
-        close(fd[0]);
-        child_main(fd[1], o);
-    }
-    close(fd[1]);
-    *rig = (struct rig){.nets = 1};
-    assert_int_equal(rig_open_net(rig, 0, o), 0);
-    struct gb_net_peer me, peer;
-    rig_peer(rig, 0, &me);
-    exchange(c.fd, &me, &peer, sizeof me);
-    peer.host = "host-b";
-    assert_int_equal(gb_link_get(rig->net[0].net, &peer, &rig->net[0].to[1]), 0);
-    return c;
-}
-
-static void end_child(struct child *c)
-{
-    int status;
-    kill(c->pid, SIGKILL);
-    assert_int_equal(waitpid(c->pid, &status, 0), c->pid);
-    close(c->fd);
-}
-
-static void send_some(struct rig *rig, struct rig_op *op, uint8_t *buf, uint32_t from, uint32_t to)
-{
-    for (uint32_t i = from; i < to; i++) rig_send(rig, 0, 1, rig_key(1, i, 0), buf, 1 << 20, &op[i]);
-}
-
-static void death(int signal, const char *words, int within_ms)
-{
-    struct rig rig;
-    struct rig_options o = plain;
-    o.peer_timeout_ms = 600;
-    static uint8_t buf[1 << 20];
-    static struct rig_op op[40];
-    memset(op, 0, sizeof op);
-    struct child c = start_child(&rig, &o);
-    send_some(&rig, op, buf, 0, 20);
-    for (int i = 0; i < 10; i++) rig_until(&rig, &op[i].done, 1, 10000);
-    kill(c.pid, signal);
-    uint64_t t0 = gb_now_ns();
-    send_some(&rig, op, buf, 20, 40);
-    rig_until(&rig, &rig.net[0].seen[GB_NET_PEER_LOST], 1, 5000);
-    assert_true(gb_now_ns() - t0 < (uint64_t)within_ms * 1000000);
-    assert_int_equal(rig.net[0].last[GB_NET_PEER_LOST].status, GPUBRIDGE_ERR_PEER_LOST);
-    if (!strstr(rig.net[0].text, words)) print_error("%s\n", rig.net[0].text);
-    assert_non_null(strstr(rig.net[0].text, words));
-    /* Everything posted comes back, with the reason. */
-    for (int i = 0; i < 40; i++) rig_until(&rig, &op[i].done, 1, 2000);
-    assert_int_equal(op[39].status, GPUBRIDGE_ERR_PEER_LOST);
-    assert_non_null(strstr(op[39].text, words));
-    end_child(&c);
-    t0 = gb_now_ns();
-    gb_net_close(rig.net[0].net, 0, "");
-    assert_true(gb_now_ns() - t0 < 1000000000); /* nothing to wait for */
-}
-
 static void test_killed(void **state)
 {
     (void)state;
-    death(SIGKILL, "rank 1 (host-b) closed its connection without a goodbye", 2000);
+    rig_death(&plain, SIGKILL, "rank 1 (host-b) closed its connection without a goodbye", 2000);
 }
 
 static void test_stopped(void **state)
 {
     (void)state;
-    death(SIGSTOP, "rank 1 (host-b) silent for", 3000);
+    rig_death(&plain, SIGSTOP, "rank 1 (host-b) silent for", 3000);
 }
 
 /* ---- nothing is left behind ---- */
