@@ -85,7 +85,8 @@ void gb_link_release_held(struct gb_link *link)
     link->held_tail = NULL;
 }
 
-/* Same host: shared memory first, then loopback, it always works there.  Elsewhere both would reach the wrong process. */
+/* Same host: shared memory first, then loopback, it always works there.  Elsewhere both would reach the wrong process.
+ */
 static void order_endpoints(struct gb_net *net, struct gb_address_info *a)
 {
     struct gb_address_info in = *a;
@@ -171,8 +172,8 @@ size_t gb_link_describe(const struct gb_link *link, char *text, size_t capacity)
     pthread_mutex_lock(&l->lock);
     int state = atomic_load(&l->state);
     const char *name = l->local ? "shm" : l->net->base == &gb_transport_auto ? "tcp" : l->net->base->name;
-    int n = snprintf(text, capacity, "%s %u lanes %s%s%s", name, l->lanes, l->where,
-                     state == GB_LINK_UP ? "" : " ", state == GB_LINK_UP ? "" : words[state]);
+    int n = snprintf(text, capacity, "%s %u lanes %s%s%s", name, l->lanes, l->where, state == GB_LINK_UP ? "" : " ",
+                     state == GB_LINK_UP ? "" : words[state]);
     pthread_mutex_unlock(&l->lock);
     return n < 0 ? 0 : (size_t)n;
 }

@@ -285,8 +285,8 @@ size_t gb_net_describe(struct gb_net *net, char *text, size_t capacity)
     const char *name = net->base->name;
     if (net->base == &gb_transport_auto) name = net->local_listener >= 0 ? "shm and tcp" : "tcp";
     if (net->own.count) gb_endpoint_text(&net->own.endpoint[0], net->own.port, where, sizeof where);
-    int n = snprintf(text, capacity, "%s, reachable at %s (%u addresses), %u lanes per link, %u I/O workers%s",
-                     name, where, net->own.count, net->lanes, net->nworkers,
+    int n = snprintf(text, capacity, "%s, reachable at %s (%u addresses), %u lanes per link, %u I/O workers%s", name,
+                     where, net->own.count, net->lanes, net->nworkers,
                      net->checksum == 1 ? ", payload checksums"
                      : net->checksum    ? ", payload checksums between hosts"
                                         : "");

@@ -90,7 +90,7 @@ struct gb_link {
     struct gb_match match;
     uint32_t lanes, lanes_up; /* bulk lanes agreed; attached */
     int express_up, control_up;
-    int local;                /* its control lane is a local socket: shared memory */
+    int local;      /* its control lane is a local socket: shared memory */
     char where[64]; /* address of the peer */
     int down_status;
     char text[GB_TEXT_BYTES];       /* why it is down; constant once state is LEFT or DEAD */

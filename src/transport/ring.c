@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
- * See ring.h.  The writer publishes its position after the bytes, the reader after it took them.  An end that is about to
- * sleep says so and then looks once more; the other end moves its position and then looks whether somebody sleeps: with
- * both sequentially consistent, one of them sees the other. */
+ * See ring.h.  The writer publishes its position after the bytes, the reader after it took them.  An end that is about
+ * to sleep says so and then looks once more; the other end moves its position and then looks whether somebody sleeps:
+ * with both sequentially consistent, one of them sees the other. */
 #include "transport/ring.h"
 
 #include <errno.h>
@@ -67,8 +67,8 @@ int gb_ring_make(struct gb_ring *ring, uint32_t bytes)
 {
     struct rlimit limit;
     if (getrlimit(RLIMIT_FSIZE, &limit) == 0 && limit.rlim_cur < GB_RING_PAGE + 2 * (rlim_t)bytes) /* else a signal */
-        return GB_FAIL(GPUBRIDGE_ERR_NO_MEMORY, "no %u KiB of shared memory: the limit of file sizes (ulimit -f) forbids it",
-                       (2 * bytes) >> 10);
+        return GB_FAIL(GPUBRIDGE_ERR_NO_MEMORY,
+                       "no %u KiB of shared memory: the limit of file sizes (ulimit -f) forbids it", (2 * bytes) >> 10);
     unsigned flags = MFD_CLOEXEC | MFD_ALLOW_SEALING;
     ring->fd = memfd_create("gpubridge", flags | MFD_NOEXEC_SEAL);
     if (ring->fd < 0 && errno == EINVAL) ring->fd = memfd_create("gpubridge", flags); /* before Linux 6.3 */
@@ -85,7 +85,8 @@ int gb_ring_map(struct gb_ring *ring)
     const int needed = F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL;
     struct stat st;
     struct statfs fs;
-    if (ring->fd < 0) return GB_FAIL(GPUBRIDGE_ERR_REFUSED, "no descriptor of shared memory came (too many open files?)");
+    if (ring->fd < 0)
+        return GB_FAIL(GPUBRIDGE_ERR_REFUSED, "no descriptor of shared memory came (too many open files?)");
     int seals = fcntl(ring->fd, F_GET_SEALS);
     if (seals < 0 || (seals & needed) != needed || fstat(ring->fd, &st) != 0 || fstatfs(ring->fd, &fs) != 0 ||
         fs.f_type != TMPFS_MAGIC)
@@ -202,8 +203,7 @@ ssize_t gb_ring_read(struct gb_ring *ring, int sock, struct iovec *iov, int coun
         if (left == 0) left = readable(ring);
         atomic_store_explicit(&in->ctl->tail, in->pos, memory_order_seq_cst);
         /* A writer that waits has a full ring; half of it at once is worth waking it for. */
-        if ((uint64_t)left <= ring->bytes / 2 &&
-            atomic_load_explicit(&in->ctl->writer_waits, memory_order_seq_cst) &&
+        if ((uint64_t)left <= ring->bytes / 2 && atomic_load_explicit(&in->ctl->writer_waits, memory_order_seq_cst) &&
             atomic_exchange(&in->ctl->writer_waits, 0))
             ring_bell(sock);
     }

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * ring.h: two byte streams, one each way, through memory that two processes share (docs/wire-format.md section 9), with a
- * Unix socket beside them that wakes a sleeping end and tells when the other end is gone.  Not framing, not admission:
- * those are above.  A ring belongs to the thread that owns its sock.
+ * ring.h: two byte streams, one each way, through memory that two processes share (docs/wire-format.md section 9), with
+ * a Unix socket beside them that wakes a sleeping end and tells when the other end is gone.  Not framing, not
+ * admission: those are above.  A ring belongs to the thread that owns its sock.
  *
  * The other process is not trusted.  Positions that it writes are checked before use, its own position is kept outside
  * the shared memory, and the memory is sealed so that it cannot shrink under a reader; bytes may change while they are

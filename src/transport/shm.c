@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0
  * shm: processes of one host.  A Unix socket with a name that lives in the kernel only (and dies with the process) per
- * lane; express and bulk lanes then move their bytes through a ring in shared memory (ring.h), the control lane stays on
- * its socket.  The memory has no name either: its descriptor travels with the dialler's proof, after the other end has
- * proved the job's secret, and is looked at only after the dialler has.  auto: the same, with TCP for peers that cannot
- * be reached so. */
+ * lane; express and bulk lanes then move their bytes through a ring in shared memory (ring.h), the control lane stays
+ * on its socket.  The memory has no name either: its descriptor travels with the dialler's proof, after the other end
+ * has proved the job's secret, and is looked at only after the dialler has.  auto: the same, with TCP for peers that
+ * cannot be reached so. */
 #include "transport/net_impl.h"
 
 #include "base/log.h"
@@ -21,7 +21,8 @@
 
 /* ---- listener ---- */
 
-/* The name comes from the uuid, which nobody knows before it is published; a leading 0 keeps it out of the file system. */
+/* The name comes from the uuid, which nobody knows before it is published; a leading 0 keeps it out of the file system.
+ */
 static socklen_t name_of(const struct gb_uuid *uuid, struct sockaddr_un *a)
 {
     memset(a, 0, sizeof *a);
@@ -196,10 +197,8 @@ static ssize_t read_socket(struct gb_sock *sock, struct iovec *iov, int count)
     struct gb_ring *ring = sock->ring;
     if (sock->kind == GB_LANE_CONTROL || ring->fd >= 0) return gb_stream_read(sock, iov, count);
     union fd_space space = {.bytes = {0}};
-    struct msghdr msg = {.msg_iov = iov,
-                         .msg_iovlen = (size_t)count,
-                         .msg_control = space.bytes,
-                         .msg_controllen = sizeof space.bytes};
+    struct msghdr msg = {
+        .msg_iov = iov, .msg_iovlen = (size_t)count, .msg_control = space.bytes, .msg_controllen = sizeof space.bytes};
     ssize_t n;
     do n = recvmsg(sock->fd, &msg, MSG_DONTWAIT | MSG_CMSG_CLOEXEC);
     while (n < 0 && errno == EINTR);

@@ -29,7 +29,8 @@ struct gb_sock {
 
 struct gb_transport {
     const char *name;
-    /* Makes the net reachable: fills net->own (addresses), net->listener and net->local_listener (descriptors to poll, or -1).  gb_net_open. */
+    /* Makes the net reachable: fills net->own (addresses), net->listener and net->local_listener (descriptors to poll,
+     * or -1).  gb_net_open. */
     int (*listen)(struct gb_net *net);
     void (*unlisten)(struct gb_net *net); /* safe after a failed listen */
     /* Control thread.  Takes one waiting connection and names its other end: 0, or GPUBRIDGE_AGAIN when there is none;
@@ -59,8 +60,8 @@ ssize_t gb_stream_read(struct gb_sock *sock, struct iovec *iov, int count);
 ssize_t gb_stream_write(struct gb_sock *sock, const struct iovec *iov, int count);
 void gb_stream_close(struct gb_sock *sock);
 
-/* Before the owner of a lane sleeps: lanes in shared memory want to be told (gb_ring_arm, with its result); sockets need
- * nothing and give 0. */
+/* Before the owner of a lane sleeps: lanes in shared memory want to be told (gb_ring_arm, with its result); sockets
+ * need nothing and give 0. */
 int gb_sock_arm(struct gb_sock *sock, int want_room);
 
 #endif

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
- * Measures a link between two processes of this host (tcp over loopback, or shm), next to plain sockets in the same run: 8-byte ping-pong, and
- * streaming of messages over as many streams.  One JSON line per result.  Not a test.
+ * Measures a link between two processes of this host (tcp over loopback, or shm), next to plain sockets in the same
+ * run: 8-byte ping-pong, and streaming of messages over as many streams.  One JSON line per result.  Not a test.
  *
  * usage: net_bench [LANES [MESSAGE_BYTES [WORKERS [TRANSPORT]]]] */
 #include "base/clock.h"

@@ -26,7 +26,7 @@ struct gb_uuid rig_uuid(int n)
     struct gb_uuid u = {{0}};
     static pid_t pid; /* of the process that first asked: its children mean the same nets */
     if (!pid) pid = getpid();
-    u.byte[0] = (uint8_t)(n + 1); /* orders who dials: the lower number */
+    u.byte[0] = (uint8_t)(n + 1);         /* orders who dials: the lower number */
     memcpy(u.byte + 1, &pid, sizeof pid); /* tests beside this one listen under other names */
     return u;
 }

@@ -72,8 +72,8 @@ struct gb_address_info;
 void rig_dial_changed(struct rig *rig, const struct rig_options *options,
                       void (*change)(struct rig *, struct gb_address_info *));
 
-/* A process that is rank 1, with the options' transport, linked to net 0 of this one: it receives 1 MiB messages of group
- * 1, numbered from 0, for ever.  `first` runs in it before anything else; or NULL. */
+/* A process that is rank 1, with the options' transport, linked to net 0 of this one: it receives 1 MiB messages of
+ * group 1, numbered from 0, for ever.  `first` runs in it before anything else; or NULL. */
 struct rig_child {
     pid_t pid;
     int fd;

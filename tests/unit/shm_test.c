@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
- * Shared memory between processes: rings by themselves, peers that lie in the memory they share, memory that is not what
- * it should be, and every reason to go back to tcp or to refuse. */
+ * Shared memory between processes: rings by themselves, peers that lie in the memory they share, memory that is not
+ * what it should be, and every reason to go back to tcp or to refuse. */
 #include "net_rig.h"
 
 #include "base/clock.h"
@@ -422,8 +422,8 @@ static int raw_connect(const struct gb_uuid *uuid)
     for (int i = 0; i < 16; i++)
         n += snprintf(a.sun_path + 1 + n, sizeof a.sun_path - 1 - (size_t)n, "%02x", uuid->byte[i]);
     int fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
-    if (fd < 0 || connect(fd, (struct sockaddr *)&a, (socklen_t)(offsetof(struct sockaddr_un, sun_path) + 1) +
-                                                         (socklen_t)n) != 0)
+    if (fd < 0 ||
+        connect(fd, (struct sockaddr *)&a, (socklen_t)(offsetof(struct sockaddr_un, sun_path) + 1) + (socklen_t)n) != 0)
         return -1;
     return fd;
 }
@@ -644,9 +644,10 @@ static void test_no_memory(void **state)
     expect_describe(&rig, "tcp");
     exchange_some(&rig);
     rig_close(&rig);
-    assert_int_equal(times_logged("is reached over tcp, not through shared memory: no 128 KiB of shared memory: the limit of "
-                                  "file sizes (ulimit -f) forbids it"),
-                     1);
+    assert_int_equal(
+        times_logged("is reached over tcp, not through shared memory: no 128 KiB of shared memory: the limit of "
+                     "file sizes (ulimit -f) forbids it"),
+        1);
     /* shm says the same and does not go on. */
     rig = (struct rig){.nets = 2};
     for (int i = 0; i < 2; i++) assert_int_equal(rig_open_net(&rig, i, &shm), 0);
@@ -686,7 +687,8 @@ static void test_acceptor_cannot(void **state)
     struct rig_child c = rig_start_child(&rig, &either, forbid_seals);
     rig_until(&rig, &rig.net[0].seen[GB_NET_LINK_UP], 1, 5000);
     expect_describe(&rig, "tcp 2 lanes");
-    assert_int_equal(times_logged("not through shared memory: could not take the shared memory; its own log says why"), 1);
+    assert_int_equal(times_logged("not through shared memory: could not take the shared memory; its own log says why"),
+                     1);
     static uint8_t buf[1 << 20];
     struct rig_op op = {0};
     rig_send(&rig, 0, 1, rig_key(1, 0, 0), buf, sizeof buf, &op);
