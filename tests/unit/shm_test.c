@@ -33,8 +33,8 @@
 /* cmocka needs the standard headers first */
 #include <cmocka.h>
 
-static const struct rig_options shm = {.transport = "shm", .lanes = 2, .ifname = "lo", .connect_timeout_ms = 5000};
-static const struct rig_options either = {.transport = "auto", .lanes = 2, .ifname = "lo", .connect_timeout_ms = 5000};
+static const struct rig_options shm = {.transport = "shm", .lanes = 2, .ifname = "lo", .connect_timeout_ms = 20000};
+static const struct rig_options either = {.transport = "auto", .lanes = 2, .ifname = "lo", .connect_timeout_ms = 20000};
 
 /* ---- what was logged ---- */
 
@@ -270,8 +270,8 @@ static void exchange_some(struct rig *rig)
             rig_recv(rig, i, !i, rig_key(77, seq, 0), b[i], sizes[k], &r[i]);
         }
         for (int i = 0; i < 2; i++) {
-            rig_until(rig, &r[i].done, 1, 5000);
-            rig_until(rig, &s[i].done, 1, 5000);
+            rig_until(rig, &r[i].done, 1, 20000);
+            rig_until(rig, &s[i].done, 1, 20000);
             assert_int_equal(r[i].status, 0);
             assert_true(rig_check(b[i], sizes[k], seq + (uint32_t)!i));
         }
@@ -365,7 +365,7 @@ static void lie_once(int express, int tail)
         atomic_fetch_add(&ring->out.ctl->head, 1ull << 33);
         assert_int_equal(send(express ? liar->express.fd : liar->lane[1].sock.fd, "", 1, MSG_NOSIGNAL), 1);
     }
-    rig_until(&rig, &rig.net[0].seen[GB_NET_PEER_LOST], 1, 5000);
+    rig_until(&rig, &rig.net[0].seen[GB_NET_PEER_LOST], 1, 20000);
     assert_int_equal(rig.net[0].last[GB_NET_PEER_LOST].status, GPUBRIDGE_ERR_CHECKSUM);
     assert_non_null(strstr(rig.net[0].text, "rank 1 (host-b)"));
     assert_non_null(strstr(rig.net[0].text, GB_RING_LIE));
@@ -394,7 +394,7 @@ static void test_garbage(void **state)
             ring->out.data[at & (ring->bytes - 1)] = (uint8_t)(at * 37 + (uint64_t)i);
         atomic_store(&ctl->head, head + 3000);
         assert_int_equal(send(i ? liar->lane[i - 1].sock.fd : liar->express.fd, "", 1, MSG_NOSIGNAL), 1);
-        rig_until(&rig, &rig.net[0].seen[GB_NET_PEER_LOST], 1, 5000);
+        rig_until(&rig, &rig.net[0].seen[GB_NET_PEER_LOST], 1, 20000);
         assert_int_equal(rig.net[0].last[GB_NET_PEER_LOST].status, GPUBRIDGE_ERR_CHECKSUM);
         rig_close(&rig);
     }
@@ -482,7 +482,7 @@ static void test_strangers(void **state)
     close(fd);
     assert_int_equal(count_fds(0), before);
     rig_link(&rig, 0, 1);
-    for (int i = 0; i < 2; i++) rig_until(&rig, &rig.net[i].seen[GB_NET_LINK_UP], 1, 5000);
+    for (int i = 0; i < 2; i++) rig_until(&rig, &rig.net[i].seen[GB_NET_LINK_UP], 1, 20000);
     expect_describe(&rig, "shm");
     rig_close(&rig);
 }
@@ -573,7 +573,7 @@ static void fall_back(void (*change)(struct rig *, struct gb_address_info *), co
     struct gb_net_peer me;
     rig_peer(&rig, 0, &me);
     assert_int_equal(gb_link_get(rig.net[1].net, &me, &rig.net[1].to[0]), 0);
-    for (int i = 0; i < 2; i++) rig_until(&rig, &rig.net[i].seen[GB_NET_LINK_UP], 1, 5000);
+    for (int i = 0; i < 2; i++) rig_until(&rig, &rig.net[i].seen[GB_NET_LINK_UP], 1, 20000);
     expect_describe(&rig, "tcp 2 lanes");
     exchange_some(&rig);
     rig_close(&rig);
@@ -609,7 +609,7 @@ static void refuse_link(void (*change)(struct rig *, struct gb_address_info *), 
     char text[512];
     snprintf(text, sizeof text, "%s", rc ? gb_err_text() : "");
     if (rc == 0) {
-        rig_until(&rig, &rig.net[0].seen[GB_NET_PEER_LOST], 1, 5000);
+        rig_until(&rig, &rig.net[0].seen[GB_NET_PEER_LOST], 1, 20000);
         rc = rig.net[0].last[GB_NET_PEER_LOST].status;
         snprintf(text, sizeof text, "%s", rig.net[0].text);
     }
@@ -640,7 +640,7 @@ static void test_no_memory(void **state)
     assert_int_equal(setrlimit(RLIMIT_FSIZE, &tight), 0);
     for (int i = 0; i < 2; i++) assert_int_equal(rig_open_net(&rig, i, &either), 0);
     rig_link(&rig, 0, 1);
-    for (int i = 0; i < 2; i++) rig_until(&rig, &rig.net[i].seen[GB_NET_LINK_UP], 1, 5000);
+    for (int i = 0; i < 2; i++) rig_until(&rig, &rig.net[i].seen[GB_NET_LINK_UP], 1, 20000);
     expect_describe(&rig, "tcp");
     exchange_some(&rig);
     rig_close(&rig);
@@ -685,14 +685,14 @@ static void test_acceptor_cannot(void **state)
     (void)state;
     struct rig rig;
     struct rig_child c = rig_start_child(&rig, &either, forbid_seals);
-    rig_until(&rig, &rig.net[0].seen[GB_NET_LINK_UP], 1, 5000);
+    rig_until(&rig, &rig.net[0].seen[GB_NET_LINK_UP], 1, 20000);
     expect_describe(&rig, "tcp 2 lanes");
     assert_int_equal(times_logged("not through shared memory: could not take the shared memory; its own log says why"),
                      1);
     static uint8_t buf[1 << 20];
     struct rig_op op = {0};
     rig_send(&rig, 0, 1, rig_key(1, 0, 0), buf, sizeof buf, &op);
-    rig_until(&rig, &op.done, 1, 5000);
+    rig_until(&rig, &op.done, 1, 20000);
     assert_int_equal(op.status, 0);
     rig_end_child(&c);
     rig_close(&rig);
