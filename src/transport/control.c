@@ -153,11 +153,11 @@ static void link_up(struct gb_link *link)
         lane->rx_sum = XXH3_createState();
         if (!lane->tx_sum || !lane->rx_sum) abort();
     }
+    gb_dial_told(link);
     atomic_store(&link->state, GB_LINK_UP);
     for (uint32_t i = 0; i < link->lanes; i++) gb_worker_kick(&link->lane[i]);
     note_link(link, GB_NOTE_ATTACH);
     gb_net_event_note(net, link, &(struct gb_net_event){.kind = GB_NET_LINK_UP}, NULL, 0);
-    gb_dial_told(link);
     GB_DEBUG("%s: link up, %u lanes, %s", link->label, link->lanes, link->where);
 }
 
