@@ -13,13 +13,14 @@
 #include <cmocka.h>
 
 enum { BIG = 300000, SMALL = 900 };
+static const char *transport = "inproc";
 static uint8_t a[BIG], b[BIG], c[SMALL], d[SMALL];
 
 /* Net 0 misbehaves while it sends a large and a small message to net 1. */
 static void misbehave(const char *spec, int status, const char *words, int64_t within_ms)
 {
     struct rig rig;
-    struct rig_options o = {.transport = "inproc", .lanes = 1, .checksum = 1, .fault = spec, .peer_timeout_ms = 800};
+    struct rig_options o = {.transport = transport, .lanes = 1, .checksum = 1, .fault = spec, .peer_timeout_ms = 800};
     struct rig_op s = {0}, r = {0}, s2 = {0}, r2 = {0};
     print_message("%s\n", spec);
     rig_open(&rig, 2, &o);
@@ -83,7 +84,7 @@ static void test_silence(void **state)
 static void swallowed(const char *spec)
 {
     struct rig rig;
-    struct rig_options o = {.transport = "inproc", .lanes = 1, .fault = spec};
+    struct rig_options o = {.transport = transport, .lanes = 1, .fault = spec};
     struct rig_op s = {0}, r = {0};
     print_message("%s\n", spec);
     rig_open(&rig, 2, &o);
@@ -108,7 +109,7 @@ static void test_delay(void **state)
 {
     (void)state;
     struct rig rig;
-    struct rig_options o = {.transport = "inproc", .lanes = 2, .fault = "all:delay=300;all:short=5000"};
+    struct rig_options o = {.transport = transport, .lanes = 2, .fault = "all:delay=300;all:short=5000"};
     struct rig_op s = {0}, r = {0};
     rig_open(&rig, 2, &o);
     rig_fill(a, BIG, 1);
@@ -121,8 +122,9 @@ static void test_delay(void **state)
     rig_close(&rig);
 }
 
-int main(void)
+int main(int argc, char **argv)
 {
+    if (argc > 1) transport = argv[1];
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_damage),    cmocka_unit_test(test_sudden_end), cmocka_unit_test(test_silence),
         cmocka_unit_test(test_swallowed), cmocka_unit_test(test_delay),
