@@ -79,7 +79,7 @@ GB_FN void put16(unsigned char *p, uint16_t bits)
 GB_FN void decode_block(const int c, float *restrict x, const size_t n, const unsigned char *restrict codes,
                         float scale)
 {
-    unsigned char wide[GB_BLOCK(GB_K_E2M1)]; /* mxfp4: a byte for each code, so that the loops are the same */
+    unsigned char wide[GB_BLOCK(GB_K_E2M1)] = {0}; /* mxfp4: a byte for each code, so that the loops are the same */
     if (c == GB_K_E2M1) {
         for (size_t i = 0; i < n / 2; i++) put16(wide + 2 * i, (uint16_t)((codes[i] & 15u) | (codes[i] & 0xf0u) << 4));
         if (n % 2) wide[n - 1] = codes[n / 2] & 15u;
@@ -126,7 +126,7 @@ struct how {
 GB_FN void encode_codes(const int c, const int any, const int random, unsigned char *restrict codes,
                         const float *restrict x, const size_t n, float inverse, const struct how *how, size_t at)
 {
-    unsigned char wide[GB_BLOCK(GB_K_E2M1)], *to = c == GB_K_E2M1 ? wide : codes;
+    unsigned char wide[GB_BLOCK(GB_K_E2M1)] = {0}, *to = c == GB_K_E2M1 ? wide : codes;
     for (size_t i = 0; i < n; i++)
         to[i] = (unsigned char)gb_code(x[i] * inverse, c, any, random,
                                        random ? gb_random(how->seed, how->first + at + i) : 0u);
@@ -255,9 +255,9 @@ GB_FN void fold(float *restrict acc, size_t n, const float *restrict x, const in
     for (size_t i = 0; i < n; i++) acc[i] = gb_fold_f32(op, acc[i], x[i]);
 }
 
-GB_FN void reduce_chunk(const struct gb_reduce_args *a, uint64_t count, uint64_t at, size_t n, struct how *how)
+GB_FN void reduce_chunk(const struct gb_reduce_args *a, uint64_t count, uint64_t at, size_t n, float *acc, float *x,
+                        struct how *how)
 {
-    _Alignas(64) float acc[CHUNK], x[CHUNK];
     for (uint32_t k = 0; k < a->nsrc; k++) {
         float *into = k ? x : acc;
         const struct message m = {(unsigned char *)a->src[k], count};
@@ -286,10 +286,11 @@ GB_FN void reduce_chunk(const struct gb_reduce_args *a, uint64_t count, uint64_t
 GB_FN void reduce_all(const struct gb_reduce_args *a)
 {
     const uint64_t count = a->count * (GB_IS_COMPLEX(a->dtype) ? 2 : 1);
+    _Alignas(64) float acc[CHUNK] = {0}, x[CHUNK] = {0};
     struct how how = {.seed = a->seed, .random = (a->flags & GB_K_STOCHASTIC) != 0};
     for (uint64_t at = 0; at < count; at += CHUNK) {
         how.first = a->first_index + at;
-        reduce_chunk(a, count, at, count - at < CHUNK ? (size_t)(count - at) : CHUNK, &how);
+        reduce_chunk(a, count, at, count - at < CHUNK ? (size_t)(count - at) : CHUNK, acc, x, &how);
     }
     if (!a->dst_is_enc) return;
     pad(a, (struct message){a->dst, count});
@@ -325,11 +326,12 @@ static __attribute__((noinline, target(AVX512))) void reduce_avx512(const struct
 
 const char *gb_message_way(int way)
 {
-    static const char *const names[] = {"baseline", "avx2", "avx512"};
-    const int avx2 = __builtin_cpu_supports("avx2") != 0;
-    const int avx512 = avx2 && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512dq") &&
-                       __builtin_cpu_supports("avx512vl");
-    return way >= 0 && way <= avx2 + avx512 ? names[way] : NULL;
+    if (way == 0) return "baseline";
+    if (way == 1 && __builtin_cpu_supports("avx2")) return "avx2";
+    if (way == 2 && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512dq") &&
+        __builtin_cpu_supports("avx512vl"))
+        return "avx512";
+    return NULL;
 }
 
 void gb_reduce_messages_by(int way, const struct gb_reduce_args *args)
