@@ -30,7 +30,6 @@ ROOT = Path(__file__).resolve().parent.parent
 OUT = ROOT / "bench" / "results" / "parity"
 LIMIT_PERCENT = {"fp8": 0.5, "int8": 0.5}
 """What the codecs must keep: |difference of the final loss| of every pair, percent of the float32 run's loss."""
-EVALUATION_BATCHES = 32
 RUN_LIMIT_S = 3600.0
 
 
@@ -137,12 +136,12 @@ class Run:
 
         total = torch.zeros(1, dtype=torch.float64)
         with torch.no_grad():
-            for i in range(EVALUATION_BATCHES):
+            for i in range(self.options.eval_batches):
                 rows = slice(16 * self.rank, 16 * (self.rank + 1))
                 seed = self.lm.EVALUATION_SEED + i
                 total += self.runs(*self.corpus.batch(self.corpus.held_out, seed, 16 * self.size, rows)).item()
         dist.all_reduce(total)
-        return float(total.item()) / EVALUATION_BATCHES / self.size
+        return float(total.item()) / self.options.eval_batches / self.size
 
     def digest(self) -> str:
         """sha256 of all parameters, whole on every rank."""
@@ -235,7 +234,7 @@ def run_one(options: argparse.Namespace, mode: str, codec: str, seed: int) -> No
     path = run_path(options, mode, codec, seed)
     command = [str(Path(__file__).resolve()), "--rank-main", "--mode", mode, "--codec", codec]
     command += ["--seed", str(seed), "--report", str(path), "--steps", str(options.steps)]
-    command += ["--lr", str(options.lr), "--warmup", str(options.warmup)]
+    command += ["--eval-batches", str(options.eval_batches), "--lr", str(options.lr), "--warmup", str(options.warmup)]
     command += ["--batch", str(options.batch)] + (["--data", str(options.data)] if options.data else [])
     env = {"GPUBRIDGE_ISLAND": options.islands, "GPUBRIDGE_EMULATE": "", "OMP_NUM_THREADS": "1"}
     env["PYTHONPATH"] = os.pathsep.join(filter(None, [str(ROOT / "python"), os.environ.get("PYTHONPATH")]))
@@ -344,6 +343,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--batch", type=int, default=8, help="rows of 64 tokens per step, over all ranks")
     parser.add_argument("--lr", type=float, default=1e-3, help="twice as much, and rounding alone parts runs")
     parser.add_argument("--warmup", type=int, default=100)
+    parser.add_argument("--eval-batches", type=int, default=32, help="of 1,024 held-out tokens per rank")
     parser.add_argument("--data", type=Path, help="text file or folder (default: the standard library's sources)")
     parser.add_argument("--out", type=Path, default=OUT)
     parser.add_argument("--table", action="store_true", help="run nothing")

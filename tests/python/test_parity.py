@@ -62,7 +62,8 @@ def test_summary_pairs_seeds_and_can_fail() -> None:
 
 
 def test_runs_are_kept_and_not_repeated(tmp_path: Path) -> None:
-    arguments = ("--modes", "ddp", "--codecs", "none,fp8", "--seeds", "1", "--steps", "3", "--out", str(tmp_path))
+    short = ("--seeds", "1", "--steps", "3", "--eval-batches", "2", "--out", str(tmp_path))
+    arguments = ("--modes", "ddp", "--codecs", "none,fp8", *short)
     done = bench("parity", *arguments)
     assert done.returncode in (0, 1), done.stderr
     runs = {codec: json.loads((tmp_path / f"ddp_{codec}_seed1_3.json").read_text()) for codec in ("none", "fp8")}
