@@ -294,6 +294,32 @@ int gpubridge_fleet_decompose(gpubridge_fleet_decomposer *d, const struct gpubri
     return GPUBRIDGE_OK;
 }
 
+/* Ends of all nodes, depth first; path[count] is scratch.  Returns the node that depends on itself, -1: none. */
+static int32_t settle(int32_t count, const double *seconds, const int32_t *first, const int32_t *second,
+                      const double *delay, double *end, uint8_t *state, int32_t *path)
+{
+    for (int32_t i = 0; i < count; i++) {
+        int32_t depth = 0;
+        if (state[i] == 0) path[depth++] = i;
+        while (depth > 0) {
+            int32_t node = path[depth - 1], a = first[node], b = second[node];
+            state[node] = 1; /* on the path; 2: done */
+            int32_t open = a >= 0 && state[a] != 2 ? a : b >= 0 && state[b] != 2 ? b : -1;
+            if (open >= 0) {
+                if (state[open] == 1) return open;
+                path[depth++] = open;
+                continue;
+            }
+            double begin = a >= 0 ? end[a] : 0.0;
+            if (b >= 0 && end[b] + delay[node] > begin) begin = end[b] + delay[node];
+            end[node] = begin + seconds[node];
+            state[node] = 2;
+            depth--;
+        }
+    }
+    return -1;
+}
+
 int gpubridge_fleet_makespan(int32_t count, const double *seconds, const int32_t *first, const int32_t *second,
                              const double *delay, double *span)
 {
@@ -305,34 +331,21 @@ int gpubridge_fleet_makespan(int32_t count, const double *seconds, const int32_t
             return GB_FAIL(GPUBRIDGE_ERR_INVALID, "fleet: node %zu takes %g s after nodes %d and %d of %d", i,
                            seconds[i], first[i], second[i], count);
     double *end = calloc(n, sizeof *end);
-    uint8_t *state = calloc(n, 1); /* 0 new, 1 on the path, 2 done */
-    int32_t *path = calloc(n, sizeof *path);
-    int rc = GPUBRIDGE_OK;
-    if (!end || !state || !path) rc = GB_FAIL(GPUBRIDGE_ERR_NO_MEMORY, "fleet: no memory for %d nodes", count);
-    double last = 0.0;
-    for (int32_t i = 0; rc == GPUBRIDGE_OK && i < count; i++) {
-        int32_t depth = 0;
-        if (state[i] == 0) path[depth++] = i;
-        while (depth > 0 && rc == GPUBRIDGE_OK) {
-            int32_t node = path[depth - 1], a = first[node], b = second[node];
-            state[node] = 1;
-            int32_t open = a >= 0 && state[a] != 2 ? a : b >= 0 && state[b] != 2 ? b : -1;
-            if (open >= 0) {
-                if (state[open] == 1) rc = GB_FAIL(GPUBRIDGE_ERR_INVALID, "fleet: node %d depends on itself", open);
-                path[depth++] = open;
-                continue;
-            }
-            double begin = a >= 0 ? end[a] : 0.0;
-            if (b >= 0 && end[b] + delay[node] > begin) begin = end[b] + delay[node];
-            end[node] = begin + seconds[node];
-            if (end[node] > last) last = end[node];
-            state[node] = 2;
-            depth--;
-        }
+    uint8_t *state = calloc(n, 1);
+    int32_t *path = calloc(n, sizeof *path), circle = -1;
+    int rc = GPUBRIDGE_ERR_NO_MEMORY;
+    if (end && state && path) {
+        double last = 0.0;
+        circle = settle(count, seconds, first, second, delay, end, state, path);
+        for (size_t i = 0; i < n; i++)
+            if (end[i] > last) last = end[i];
+        rc = circle < 0 ? GPUBRIDGE_OK : GPUBRIDGE_ERR_INVALID;
+        if (circle < 0) *span = last;
     }
     free(end);
     free(state);
     free(path);
-    if (rc == GPUBRIDGE_OK) *span = last;
-    return rc;
+    if (rc == GPUBRIDGE_ERR_INVALID) return GB_FAIL(rc, "fleet: node %d depends on itself", circle);
+    if (rc != GPUBRIDGE_OK) return GB_FAIL(rc, "fleet: no memory for %d nodes", count);
+    return GPUBRIDGE_OK;
 }

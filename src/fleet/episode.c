@@ -42,7 +42,7 @@ static int draw_models(struct episode *e)
 {
     static const double speed[GPUBRIDGE_FLEET_MODELS] = {1, 2, 4, 1, 2, 4};
     int least = e->c->least_class > 0 ? e->c->least_class : 1;
-    e->model = calloc((size_t)(4 * (least + 6)), sizeof *e->model);
+    e->model = calloc(4 * ((size_t)least + 6), sizeof *e->model);
     if (!e->model) return GB_FAIL(GPUBRIDGE_ERR_NO_MEMORY, "fleet: no memory for an episode");
     if (e->c->pair) {
         static const int pair[2] = {GPUBRIDGE_FLEET_V100, GPUBRIDGE_FLEET_MI50};

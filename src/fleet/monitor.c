@@ -68,7 +68,7 @@ void gpubridge_fleet_monitor_destroy(gpubridge_fleet_monitor *m)
     gpubridge_straggler_destroy(m->links);
     free(m->class_of);
     free(m->parts.own);
-    free(m->parts.last);
+    free(m->parts.ends);
     free(m->seconds);
     free(m->present);
     free(m->recent);
@@ -496,7 +496,8 @@ int gpubridge_fleet_monitor_verdicts(gpubridge_fleet_monitor *m, struct gpubridg
 static double detectable_pauses(const gpubridge_fleet_monitor *m, int rank, double steps)
 {
     double p0 = pause_rate(m, rank), p1 = raised(p0), up = gb_log(p1 / p0), down = gb_log((1.0 - p1) / (1.0 - p0));
-    for (double p = p0; p < 0.9; p += 0.001) {
+    for (int i = 0; p0 + 0.001 * (double)i < 0.9; i++) {
+        double p = p0 + 0.001 * (double)i;
         double drift = p * up + (1.0 - p) * down, spread = (up - down) * sqrt(p * (1.0 - p) * steps);
         if (drift > 0.0 && steps * drift - 1.645 * spread >= m->pause_threshold) return p - p0;
     }

@@ -296,8 +296,8 @@ int gpubridge_fleet_scan(const struct gpubridge_fleet_scan_config *c, const doub
                            c->classes[r]);
     struct job j = {0};
     struct gpubridge_fleet_scan *out = calloc((size_t)c->ranks, sizeof *out);
-    int rc =
-        out ? open_job(&j, c, seconds) : GB_FAIL(GPUBRIDGE_ERR_NO_MEMORY, "fleet: no memory for %d ranks", c->ranks);
+    if (!out) return GB_FAIL(GPUBRIDGE_ERR_NO_MEMORY, "fleet: no memory for %d ranks", c->ranks);
+    int rc = open_job(&j, c, seconds);
     if (rc == GPUBRIDGE_OK) rc = scan(&j, out);
     if (rc == GPUBRIDGE_OK) memcpy(result, out, (size_t)c->ranks * sizeof *out);
     free(out);

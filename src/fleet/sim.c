@@ -286,7 +286,7 @@ static double collective(gpubridge_fleet_sim *s, int island, int channel, int op
 /* The bridged exchange of one bucket: island reduce, both directions of every pair, island gather. */
 static void exchange(gpubridge_fleet_sim *s, int bucket)
 {
-    double reduced[ISLANDS];
+    double reduced[ISLANDS] = {0.0, 0.0};
     for (int i = 0; i < ISLANDS; i++) {
         if (s->size[i]) reduced[i] = collective(s, i, i, bucket, 1);
         for (int k = 0; k < s->size[i]; k++) {
@@ -295,7 +295,7 @@ static void exchange(gpubridge_fleet_sim *s, int bucket)
             d->free = d->ready = reduced[i];
         }
     }
-    if (!s->pairs) return;
+    if (!s->pairs || !s->size[0] || !s->size[1]) return;
     double both = reduced[0] > reduced[1] ? reduced[0] : reduced[1];
     for (int p = 0; p < s->pairs; p++) {
         int end[ISLANDS] = {s->member[0][p % s->size[0]], s->member[1][p % s->size[1]]};

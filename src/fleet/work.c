@@ -119,7 +119,7 @@ static int covariates(const gpubridge_fleet_work *w, const double *amounts, int 
         if (!(amount > 0.0)) return 0;
         x[i] = gb_log(amount) - l->reference[i];
     }
-    if (w->slopes > w->covariates) x[w->covariates] = x[0] * x[0];
+    if (w->slopes > w->covariates && w->covariates > 0) x[w->covariates] = x[0] * x[0];
     return 1;
 }
 

@@ -208,6 +208,8 @@ static void makespan_follows_dependencies(void **state)
     int32_t first[4] = {-1, 0, -1, 2}, second[4] = {-1, -1, 0, 1};
     assert_int_equal(gpubridge_fleet_makespan(4, seconds, first, second, delay, &span), GPUBRIDGE_OK);
     assert_true(fabs(span - 4.25) < 1e-12);
+    first[0] = 0; /* a node that waits for itself, and nothing else */
+    assert_int_equal(gpubridge_fleet_makespan(1, seconds, first, second, delay, &span), GPUBRIDGE_ERR_INVALID);
     first[0] = 3; /* a cycle */
     assert_int_equal(gpubridge_fleet_makespan(4, seconds, first, second, delay, &span), GPUBRIDGE_ERR_INVALID);
 }
