@@ -6,6 +6,7 @@ Needs root and the programs ip and nft; tests that use `hosts` are skipped where
 
 from __future__ import annotations
 
+import os
 import shutil
 import subprocess
 from collections.abc import Iterator
@@ -23,10 +24,11 @@ def hosts() -> Iterator[list[str]]:
     """Three network namespaces on one bridge: 10.77.0.1 to 10.77.0.3; packets between any two can be dropped."""
     if not shutil.which("ip") or not shutil.which("nft"):
         pytest.skip("needs the programs ip and nft (Debian packages iproute2 and nftables)")
-    probe = subprocess.run(["ip", "netns", "add", "gbd-0"], capture_output=True, text=True, check=False)
+    # 0..2: hosts; 3: holds the bridge, so that nothing appears outside.
+    names = [f"gbd-{os.getpid()}-{i}" for i in range(4)]
+    probe = subprocess.run(["ip", "netns", "add", names[0]], capture_output=True, text=True, check=False)
     if probe.returncode:
         pytest.skip(f"network namespaces cannot be made here: {probe.stderr.strip()}")
-    names = [f"gbd-{i}" for i in range(4)]  # 0..2: hosts; 3: holds the bridge, so that nothing appears outside
     try:
         for name in names[1:]:
             run("ip", "netns", "add", name)
