@@ -28,9 +28,11 @@ const char *gb_ccl_describe(const struct gb_ccl *ccl); /* "NCCL 2.28.9 (path)" *
 int gb_ccl_version(const struct gb_ccl *ccl);
 int gb_ccl_unique_id(const struct gb_ccl *ccl, uint8_t id[GB_CCL_ID_BYTES]) GB_NODISCARD;
 /* Non-blocking inside, with a deadline; connects every pair by one small exchange before it returns, so that no lazy
- * connection happens while gates are closed. */
+ * connection happens while gates are closed.  `give_up`, which may be NULL, ends it early once it is not 0: a member
+ * that died would be waited for until the deadline. */
 int gb_ccl_comm_create(const struct gb_ccl *ccl, struct gb_device *device, int nranks, int rank,
-                       const uint8_t id[GB_CCL_ID_BYTES], int64_t timeout_ns, struct gb_ccl_comm **comm) GB_NODISCARD;
+                       const uint8_t id[GB_CCL_ID_BYTES], int64_t timeout_ns, const _Atomic int *give_up,
+                       struct gb_ccl_comm **comm) GB_NODISCARD;
 /* One grouped call on `stream`. */
 int gb_ccl_exchange(struct gb_ccl_comm *comm, const struct gb_ccl_part *parts, int nparts, void *stream) GB_NODISCARD;
 /* GPUBRIDGE_OK, GPUBRIDGE_AGAIN while in progress, or the library's asynchronous error. */

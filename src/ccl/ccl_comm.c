@@ -10,6 +10,7 @@
 #include <limits.h>
 #include <pthread.h>
 #include <sched.h>
+#include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
@@ -26,8 +27,9 @@ struct gb_ccl_comm {
     struct gb_device *device;
     void *handle; /* guarded by lock: the library's; NULL once aborted or destroyed */
     int nranks, rank;
-    int is_aborted;  /* guarded by lock */
-    int has_aborter; /* guarded by lock */
+    const _Atomic int *give_up; /* while it is being made */
+    int is_aborted;             /* guarded by lock */
+    int has_aborter;            /* guarded by lock */
     pthread_t aborter;
     pthread_mutex_t lock; /* held for single calls, which return at once, never while waiting */
 };
@@ -49,6 +51,7 @@ static int aborted(void)
 int gb_ccl_poll(struct gb_ccl_comm *comm)
 {
     int result = GB_CCL_OK, rc = GB_CCL_OK;
+    if (comm->give_up && atomic_load_explicit(comm->give_up, memory_order_relaxed)) return aborted();
     pthread_mutex_lock(&comm->lock);
     int gone = comm->is_aborted || !comm->handle;
     if (!gone) rc = comm->ccl->async_error(comm->handle, &result);
@@ -171,7 +174,8 @@ static void free_comm(struct gb_ccl_comm *comm)
 }
 
 int gb_ccl_comm_create(const struct gb_ccl *ccl, struct gb_device *device, int nranks, int rank,
-                       const uint8_t id[GB_CCL_ID_BYTES], int64_t timeout_ns, struct gb_ccl_comm **out)
+                       const uint8_t id[GB_CCL_ID_BYTES], int64_t timeout_ns, const _Atomic int *give_up,
+                       struct gb_ccl_comm **out)
 {
     if (gb_device_info(device)->kind != ccl->vendor)
         return GB_FAIL(GPUBRIDGE_ERR_INVALID, "%s cannot join devices of another vendor", ccl->name);
@@ -182,7 +186,9 @@ int gb_ccl_comm_create(const struct gb_ccl *ccl, struct gb_device *device, int n
     comm->nranks = nranks;
     comm->rank = rank;
     pthread_mutex_init(&comm->lock, NULL);
+    comm->give_up = give_up;
     int rc = init(comm, id, gb_now_ns() + (uint64_t)timeout_ns);
+    comm->give_up = NULL;
     if (rc) {
         gb_ccl_abort(comm);
         gb_ccl_comm_destroy(comm);

@@ -214,6 +214,7 @@ void gpubridge_context_destroy(gpubridge_context *context)
 {
     if (!context || gb_context_check(context)) return;
     while (context->comms) gpubridge_comm_destroy(context->comms);
+    gb_turns_quiesce(context);
     gb_engine_close(context->engine);
     gb_turns_close(context);
     gb_island_close(context);

@@ -357,7 +357,7 @@ static int check_vendor(struct check *c)
     if (!path[0] && info->emulated) path = info->library;
     GB_TRY(gb_ccl_open(c->kind, path[0] ? path : NULL, &ccl));
     GB_TRY(gb_ccl_unique_id(ccl, id));
-    GB_TRY(gb_ccl_comm_create(ccl, c->device, 1, 0, id, (int64_t)LIMIT_NS, &comm));
+    GB_TRY(gb_ccl_comm_create(ccl, c->device, 1, 0, id, (int64_t)LIMIT_NS, NULL, &comm));
     gb_ccl_comm_destroy(comm);
     found(c, "%s; a communicator of one rank was made", gb_ccl_describe(ccl));
     return 0;

@@ -8,6 +8,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 #include <xxhash.h>
 
 enum ccl_state { CCL_NO_ID, CCL_HAS_ID, CCL_CREATING, CCL_READY, CCL_FAILED };
@@ -29,8 +30,14 @@ struct gb_turn_ccl {
     gpubridge_context *context;
     uint32_t nranks, rank;
     int64_t timeout_ns;
-    int dead; /* aborted: never found again */
+    int dead;            /* aborted: never found again */
+    _Atomic int give_up; /* read by the launcher thread while it creates */
     struct gb_turn_ccl *next;
+};
+
+struct creating_call {
+    gpubridge_context *context;
+    int count;
 };
 
 static int uuid_is_zero(const uint8_t uuid[16])
@@ -152,7 +159,7 @@ static void create_ccl(void *arg)
 {
     struct gb_turn_ccl *ccl = arg;
     ccl->status = gb_ccl_comm_create(ccl->context->ccl, ccl->context->device, (int)ccl->nranks, (int)ccl->rank, ccl->id,
-                                     ccl->timeout_ns, &ccl->comm);
+                                     ccl->timeout_ns, &ccl->give_up, &ccl->comm);
     if (ccl->status) snprintf(ccl->text, sizeof ccl->text, "%s", gb_err_text());
     gb_engine_call(ccl->context->engine, created, ccl);
 }
@@ -279,6 +286,20 @@ static int vendor_busy(const struct gb_group *group)
     return 0;
 }
 
+/* The communicator that is being made may wait for a member that is gone.  Groups that share it fail with it; later
+ * ones have another epoch, hence another set. */
+static void give_up_creating(struct gb_turns *turns, const gpubridge_comm *comm)
+{
+    const struct gb_op *op = comm->group.ops_head;
+    while (op && !op->wants_vendor) op = op->next;
+    if (!op) return; /* it is being made for others */
+    for (struct gb_turn_ccl *ccl = turns->ccls; ccl; ccl = ccl->next) {
+        if (ccl->set != comm->ccl_set || ccl->state != CCL_CREATING || atomic_load(&ccl->give_up)) continue;
+        atomic_store(&ccl->give_up, 1);
+        turns->epoch++;
+    }
+}
+
 void gb_turns_aborted(gpubridge_context *context, gpubridge_comm *comm)
 {
     struct gb_turns *turns = &context->turns;
@@ -294,6 +315,7 @@ void gb_turns_aborted(gpubridge_context *context, gpubridge_comm *comm)
         else
             turns->granted_tail = *at, at = &(*at)->ticket_next;
     }
+    give_up_creating(turns, comm);
     if (!comm->group.ccl || !vendor_busy(&comm->group)) return;
     comm->group.ccl = NULL;
     turns->epoch++;
@@ -316,6 +338,25 @@ void gb_turns_aborted(gpubridge_context *context, gpubridge_comm *comm)
 static void destroy_ccl(void *arg)
 {
     gb_ccl_comm_destroy(arg);
+}
+
+static void count_creating(void *arg)
+{
+    struct creating_call *call = arg;
+    call->count = 0;
+    for (struct gb_turn_ccl *ccl = call->context->turns.ccls; ccl; ccl = ccl->next)
+        call->count += ccl->state == CCL_CREATING;
+}
+
+void gb_turns_quiesce(gpubridge_context *context)
+{
+    struct creating_call call = {.context = context};
+    const struct timespec nap = {.tv_nsec = 200000};
+    for (;;) {
+        gb_engine_call(context->engine, count_creating, &call);
+        if (!call.count) return;
+        nanosleep(&nap, NULL);
+    }
 }
 
 void gb_turns_close(gpubridge_context *context)

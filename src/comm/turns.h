@@ -24,6 +24,9 @@ void gb_turns_on_ccl_id(gpubridge_context *context, uint64_t set, const uint8_t 
 void gb_turns_advance(gpubridge_context *context);
 /* A comm was aborted: its vendor communicator, and the comms that share it, go too.  Drops its waiting turns. */
 void gb_turns_aborted(gpubridge_context *context, gpubridge_comm *comm);
+/* User thread, no comm is left: waits until the launcher makes no communicator any more, which reports to the engine.
+ */
+void gb_turns_quiesce(gpubridge_context *context);
 /* No comm is left: frees what remains. */
 void gb_turns_close(gpubridge_context *context);
 

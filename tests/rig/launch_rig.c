@@ -65,7 +65,7 @@ static void create_ccl(void *arg)
     const struct gb_topo *topo = join->rig->topo;
     uint32_t island = topo->island[join->rank];
     OK(gb_ccl_comm_create(join->ccl, rank->device, (int)(topo->island_first[island + 1] - topo->island_first[island]),
-                          (int)topo->local[join->rank], join->id, 20000000000, &rank->ccl));
+                          (int)topo->local[join->rank], join->id, 20000000000, NULL, &rank->ccl));
     atomic_store(&join->done, 1);
 }
 
