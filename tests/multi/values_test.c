@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  * Every collective by value between islands of CPU ranks, in every layout; and once more with chunks so small that the
- * pipelines of large messages run at small counts.  GB_TEST_FULL=1 runs every case instead of a sample. */
+ * pipelines of large messages run at small counts.  GB_TEST_FULL=1 runs every case instead of a sample,
+ * GB_TEST_ONLY one layout. */
 #include "values.h"
 
 #include "sanitized.h"
@@ -36,10 +37,12 @@ static void body(struct rank *rank)
 static int run(const struct values_plan *sample, const char *settings)
 {
     int failed = 0, full = getenv("GB_TEST_FULL") != NULL;
+    const char *only = getenv("GB_TEST_ONLY");
     plan = *sample;
     if (full) plan.stride = plan.large_stride = 1;
     for (size_t i = 0; i < sizeof layouts / sizeof *layouts; i++) {
         layout = &layouts[i];
+        if (only && !strstr(layout->name, only)) continue;
         double start = now_s();
         failed += ranks_run(layout->size, layout->islands, settings, full ? 3600 : 120, body, layout->name);
         printf("%s: %.1f s\n", layout->name, now_s() - start);
