@@ -227,7 +227,13 @@ int gb_ring_arm(struct gb_ring *ring, int sock, int want_room)
         ring->out.armed = 1;
     }
     look(ring, sock); /* bells that are left would end the sleep at once */
-    int what = readable(ring) != 0 || ring->ended || ring->error ? GB_RING_READABLE : 0;
-    if (want_room && writable(ring) >= (int64_t)(ring->bytes / 2)) what |= GB_RING_WRITABLE;
+    /* The bell of the other end may have been among them: it took our word first, and will not ring again.  It rings
+     * for what it knows of (an older word of ours, less room than half), so there need be nothing to do: then come
+     * again. */
+    int told = !atomic_load_explicit(&ring->in.ctl->reader_waits, memory_order_seq_cst);
+    int what = told || readable(ring) != 0 || ring->ended || ring->error ? GB_RING_READABLE : 0;
+    if (!want_room) return what;
+    told = !atomic_load_explicit(&ring->out.ctl->writer_waits, memory_order_seq_cst);
+    if (told || writable(ring) >= (int64_t)(ring->bytes / 2)) what |= GB_RING_WRITABLE;
     return what;
 }

@@ -67,8 +67,8 @@ void gb_ring_close_fd(struct gb_ring *ring);
 /* As the slots of a transport (transport.h); `sock` is the socket beside the ring. */
 ssize_t gb_ring_read(struct gb_ring *ring, int sock, struct iovec *iov, int count);
 ssize_t gb_ring_write(struct gb_ring *ring, int sock, const struct iovec *iov, int count);
-/* Before its owner sleeps on the socket: from now on the other end wakes us.  Returns whether there is something to do
- * already: to read (also the end), or, with `want_room`, to write. */
+/* Before its owner sleeps on the socket: from now on the other end wakes us.  Returns whether there may be something to
+ * do already: to read (also the end), or, with `want_room`, to write; then try, and arm again before sleeping. */
 enum { GB_RING_READABLE = 1, GB_RING_WRITABLE = 2 };
 int gb_ring_arm(struct gb_ring *ring, int sock, int want_room);
 
