@@ -237,7 +237,6 @@ def run_one(options: argparse.Namespace, mode: str, codec: str, seed: int) -> No
     command += ["--eval-batches", str(options.eval_batches), "--lr", str(options.lr), "--warmup", str(options.warmup)]
     command += ["--batch", str(options.batch)] + (["--data", str(options.data)] if options.data else [])
     env = {"GPUBRIDGE_ISLAND": options.islands, "GPUBRIDGE_EMULATE": "", "OMP_NUM_THREADS": "1"}
-    env["PYTHONPATH"] = os.pathsep.join(filter(None, [str(ROOT / "python"), os.environ.get("PYTHONPATH")]))
     start = time.monotonic()
     run_job(command, len(options.islands.split(",")), env, print, RUN_LIMIT_S)
     loss = json.loads(path.read_text())["held_out_after"]
@@ -246,7 +245,6 @@ def run_one(options: argparse.Namespace, mode: str, codec: str, seed: int) -> No
 
 def run_all(options: argparse.Namespace) -> None:
     """Runs what is missing, all codecs of a seed before the next seed."""
-    sys.path.insert(0, str(ROOT / "python"))
     from gpubridge.demo.launch import JobError
 
     options.out.mkdir(parents=True, exist_ok=True)

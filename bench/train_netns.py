@@ -263,7 +263,6 @@ def launch(options: argparse.Namespace, arguments: list[str]) -> None:
         env = dict(os.environ, RANK=str(rank), LOCAL_RANK="0", WORLD_SIZE="2", LOCAL_WORLD_SIZE="1")
         env.update(MASTER_ADDR=ADDRESSES[0], MASTER_PORT="29650", OMP_NUM_THREADS=str(options.threads))
         env.update(GPUBRIDGE_ISLAND="ab"[rank], GPUBRIDGE_EMULATE="", GPUBRIDGE_TRANSPORT="tcp")
-        env["PYTHONPATH"] = os.pathsep.join(filter(None, [str(ROOT / "python"), os.environ.get("PYTHONPATH")]))
         command = [sys.executable, str(Path(__file__).resolve()), "--rank-main", *arguments]
         processes.append(subprocess.Popen(["ip", "netns", "exec", name, *command], env=env))
     try:

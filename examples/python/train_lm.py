@@ -37,6 +37,7 @@ VOCABULARY = 256
 MAX_DATA_BYTES = 16 << 20
 HELD_OUT = 0.05
 EVALUATION_SEED = 1_000_000_007
+STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
 class UserError(Exception):
@@ -267,7 +268,7 @@ class Stopper:
 
     def __init__(self) -> None:
         self.signal = 0
-        for number in (signal.SIGINT, signal.SIGTERM):
+        for number in STOP_SIGNALS:
             signal.signal(number, self._on_signal)
 
     def _on_signal(self, number: int, frame: Any) -> None:
@@ -411,8 +412,8 @@ class Trainer:
         loss.backward()
         nn.utils.clip_grad_norm_(self.model.parameters(), 1.0, foreach=False)
         self.optimizer.step()
-        mean, asked = self.world.mean([loss.item(), float(stop)])
-        return mean, round(asked * self.world.size)
+        mean, *asked = self.world.mean([loss.item(), *(float(stop == s) for s in STOP_SIGNALS)])
+        return mean, next((int(s) for s, share in zip(STOP_SIGNALS, asked, strict=True) if share), 0)
 
     @torch.no_grad()
     def held_out_loss(self) -> float:
