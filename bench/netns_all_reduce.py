@@ -26,7 +26,7 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
-from all_reduce import machine
+from all_reduce import machine  # type: ignore[import-not-found]
 
 HERE = Path(__file__).resolve().parent
 ADDRESSES = ("10.77.13.1", "10.77.13.2")
@@ -105,7 +105,7 @@ def rank_main(options: argparse.Namespace) -> None:
         count = mib << 18
         tensor = torch.randn(count, generator=torch.Generator().manual_seed(dist.get_rank()))
         spare = torch.empty_like(tensor)
-        views = [memoryview(t.numpy()).cast("B") for t in (tensor, spare)]
+        views = [t.numpy().data.cast("B") for t in (tensor, spare)]
         times: dict[str, list[float]] = {name: [] for name in ("plain", *groups)}
         cpu: dict[str, list[float]] = {name: [] for name in times}
         sent: dict[str, int] = {}
