@@ -140,7 +140,7 @@ GB_FN void encode_codes(const int c, const int any, const int random, unsigned c
 GB_FN void encode_rare(const int c, unsigned char *codes, const float *x, const size_t n, uint32_t *scale,
                        struct how *how, size_t at)
 {
-    float limited[GB_BLOCK(c)];
+    float limited[GB_BLOCK(GB_K_E4M3)] = {0}; /* the longest block */
     uint32_t greatest = 0, over = 0, wild = 0;
     for (size_t i = 0; i < n; i++) {
         const uint32_t bits = gb_bits_of(x[i]), a = bits & 0x7fffffffu;

@@ -6,6 +6,8 @@
 
 #include "sanitized.h"
 
+#include <string.h>
+
 static const struct ref_layout layouts[] = {
     {"1+1", 2, {"a", "b"}},
     {"2+2", 4, {"a", "a", "b", "b"}},
