@@ -54,7 +54,7 @@ exports() {
     local bad
     bad=$(nm -D --defined-only build/src/libgpubridge.so | awk '$2 != "A" && $3 !~ /^gpubridge_/')
     [ -z "$bad" ] || { echo "$bad"; return 1; }
-    nm -D --defined-only build/src/libgpubridge.so | grep -q ' gpubridge_abi'
+    nm -D --defined-only build/src/libgpubridge.so | grep ' gpubridge_abi' >/dev/null # not -q: nm would be cut off
 }
 
 # What the header declares is what the library exports.
