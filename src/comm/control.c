@@ -122,7 +122,7 @@ static void member_left(gpubridge_comm *comm, int rank, const char *words, const
     comm->members[rank].has_left = 1;
     if (group->left_ns) return;
     group->left_ns = gb_now_ns();
-    snprintf(group->left_text, sizeof group->left_text, "%s %s%s%s", group->labels[rank], words,
+    snprintf(group->left_text, sizeof group->left_text, "%s %s%s%.240s", group->labels[rank], words,
              reason[0] ? " after an error: " : "", reason);
 }
 
