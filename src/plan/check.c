@@ -80,14 +80,16 @@ static int check_parts(struct check *k, uint32_t i)
         return fail(i, "a fold without or with too many sources");
     if (s->kind == GB_STEP_VENDOR && (!k->topo->vendor[island] || s->queue != GB_QUEUE_VENDOR))
         return fail(i, "a vendor call outside a vendor island or its queue");
-    if (s->negate && (s->negate >> s->nparts || !s->dst_is_acc)) return fail(i, "a sign for no source");
+    if (s->negate && (s->kind != GB_STEP_REDUCE || s->negate >> s->nparts || !s->dst_is_acc))
+        return fail(i, "a sign for no source");
     if (s->dst_is_enc && (s->dst_is_acc || k->plan->codec == GB_CODEC_NONE)) return fail(i, "no codec to encode with");
     for (uint32_t p = s->part; p < s->part + s->nparts; p++) {
         const struct gb_part *part = k->plan->parts + p;
         if (!is_device_ref(k, part->ref)) return fail(i, "a part outside device memory");
         if (s->kind == GB_STEP_VENDOR && (part->peer >= mates || part->peer == k->topo->local[k->rank]))
             return fail(i, "no such mate");
-        if (s->negate >> (p - s->part) & 1 && !part->is_acc) return fail(i, "a sign for a source that has none");
+        if (s->negate && s->negate >> (p - s->part) & 1 && !part->is_acc)
+            return fail(i, "a sign for a source that has none");
         if (part->is_enc && (part->is_acc || part->premul || part->peer >= k->topo->nranks))
             return fail(i, "an encoded source that is something else, too");
         uint64_t bytes = part->bytes;
