@@ -555,8 +555,13 @@ static void other_boot(struct rig *rig, struct gb_address_info *a)
 static void another_name(struct rig *rig, struct gb_address_info *a)
 {
     (void)a;
-    close(rig->net[1].net->local_listener); /* as good as a peer that looks near and is not */
-    rig->net[1].net->local_listener = -1;
+    /* As good as a peer that looks near and is not: the same descriptor listens under a name of the kernel's choice. */
+    struct sockaddr_un any = {.sun_family = AF_UNIX};
+    int fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+    assert_int_equal(bind(fd, (struct sockaddr *)&any, sizeof any.sun_family), 0);
+    assert_int_equal(listen(fd, 1), 0);
+    assert_true(dup3(fd, rig->net[1].net->local_listener, O_CLOEXEC) >= 0);
+    close(fd);
 }
 
 static void no_offer(struct rig *rig, struct gb_address_info *a)
