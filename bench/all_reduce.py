@@ -28,27 +28,12 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
+from common import finish, machine  # type: ignore[import-not-found]
+
 HERE = Path(__file__).resolve().parent
 ISLANDS = {2: "a,b", 4: "a,a,b,b"}
 BIG_BYTES = 64 << 20
 SMALL_BYTES = 8
-
-
-def cpu_model() -> str:
-    for line in Path("/proc/cpuinfo").read_text().splitlines():
-        if line.startswith("model name"):
-            return line.partition(":")[2].strip()
-    return platform.machine()
-
-
-def machine() -> dict[str, Any]:
-    """What a result needs to be read later."""
-    return {
-        "cpu": cpu_model(),
-        "cores": len(os.sched_getaffinity(0)),
-        "kernel": platform.release(),
-        "load_before": round(os.getloadavg()[0], 2),
-    }
 
 
 # ---- inside a rank ----
@@ -134,16 +119,7 @@ def run_ranks(size: int, transport: str, arguments: list[str]) -> dict[str, Any]
         env["PYTHONWARNINGS"] = "ignore::FutureWarning"  # reduce_scatter_tensor has another name in newer versions
         command = [sys.executable, str(Path(__file__).resolve()), "--rank-main", *arguments]
         processes.append(subprocess.Popen(command, env=env, stdout=subprocess.PIPE, text=True))
-    try:
-        text = processes[0].communicate(timeout=1200)[0]
-        codes = [process.wait(60) for process in processes]
-    finally:
-        for process in processes:
-            if process.poll() is None:
-                process.kill()
-    if any(codes):
-        raise SystemExit(f"a rank failed: exit codes {codes}")
-    found: dict[str, Any] = json.loads(text.strip().splitlines()[-1])
+    found: dict[str, Any] = json.loads(finish(processes, 1200).strip().splitlines()[-1])
     return found
 
 

@@ -26,7 +26,7 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
-from all_reduce import machine  # type: ignore[import-not-found]
+from common import finish, machine  # type: ignore[import-not-found]
 
 HERE = Path(__file__).resolve().parent
 ADDRESSES = ("10.77.13.1", "10.77.13.2")
@@ -212,16 +212,7 @@ def run_ranks(wire: Wire, options: argparse.Namespace) -> dict[str, Any]:
             *sys.argv[1:],
         ]
         processes.append(subprocess.Popen(command, env=env, stdout=subprocess.PIPE, text=True))
-    try:
-        text = processes[0].communicate(timeout=1800)[0]
-        codes = [process.wait(60) for process in processes]
-    finally:
-        for process in processes:
-            if process.poll() is None:
-                process.kill()
-    if any(codes):
-        raise SystemExit(f"a rank failed: exit codes {codes}")
-    found: dict[str, Any] = json.loads(text.strip().splitlines()[-1])
+    found: dict[str, Any] = json.loads(finish(processes, 1800).strip().splitlines()[-1])
     return found
 
 

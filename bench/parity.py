@@ -14,7 +14,6 @@ usage: parity.py [--codecs none,fp8,int8,mxfp4+ef] [--modes ddp,fsdp2] [--seeds 
 from __future__ import annotations
 
 import argparse
-import importlib.util
 import json
 import math
 import os
@@ -26,28 +25,12 @@ from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).resolve().parent.parent
+from common import ROOT, cpu_model, train_lm  # type: ignore[import-not-found]
+
 OUT = ROOT / "bench" / "results" / "parity"
 LIMIT_PERCENT = {"fp8": 0.5, "int8": 0.5}
 """What the codecs must keep: |difference of the final loss| of every pair, percent of the float32 run's loss."""
 RUN_LIMIT_S = 3600.0
-
-
-def train_lm() -> Any:
-    """The example as a module: model and data come from there."""
-    spec = importlib.util.spec_from_file_location("train_lm", ROOT / "examples" / "python" / "train_lm.py")
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules["train_lm"] = module
-    spec.loader.exec_module(module)
-    return module
-
-
-def cpu_model() -> str:
-    for line in Path("/proc/cpuinfo").read_text().splitlines():
-        if line.startswith("model name"):
-            return line.partition(":")[2].strip()
-    return platform.machine()
 
 
 def split_codec(name: str) -> tuple[str, bool]:

@@ -14,7 +14,6 @@ usage: train_netns.py [--codecs none,fp8,mxfp4,auto] [--ratios 0.17,0.4,1.0] [--
 from __future__ import annotations
 
 import argparse
-import importlib.util
 import json
 import os
 import platform
@@ -27,21 +26,12 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).resolve().parent.parent
+from common import ROOT, finish, train_lm  # type: ignore[import-not-found]
+
 NAMESPACES = ("gbtrain0", "gbtrain1")
 ADDRESSES = ("10.213.7.1", "10.213.7.2")
 CONTEXT = 16
 LIMIT_S = 900
-
-
-def train_lm() -> Any:
-    """The example as a module: model and data come from there."""
-    spec = importlib.util.spec_from_file_location("train_lm", ROOT / "examples" / "python" / "train_lm.py")
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules["train_lm"] = module
-    spec.loader.exec_module(module)
-    return module
 
 
 # ---- inside a rank ----
@@ -264,17 +254,8 @@ def launch(options: argparse.Namespace, arguments: list[str]) -> None:
         env.update(MASTER_ADDR=ADDRESSES[0], MASTER_PORT="29650", OMP_NUM_THREADS=str(options.threads))
         env.update(GPUBRIDGE_ISLAND="ab"[rank], GPUBRIDGE_EMULATE="", GPUBRIDGE_TRANSPORT="tcp")
         command = [sys.executable, str(Path(__file__).resolve()), "--rank-main", *arguments]
-        processes.append(subprocess.Popen(["ip", "netns", "exec", name, *command], env=env))
-    try:
-        end = time.monotonic() + LIMIT_S
-        codes = [process.wait(max(1, end - time.monotonic())) for process in processes]
-    finally:
-        for process in processes:
-            if process.poll() is None:
-                process.kill()
-                process.wait()
-    if any(codes):
-        raise SystemExit(f"train_netns: a rank failed: exit codes {codes}")
+        processes.append(subprocess.Popen(["ip", "netns", "exec", name, *command], env=env, text=True))
+    finish(processes, LIMIT_S)
 
 
 def table(content: dict[str, Any]) -> str:
