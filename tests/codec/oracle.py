@@ -19,6 +19,8 @@ import time
 from pathlib import Path
 from typing import Any
 
+from reduce_args import CODECS, Args
+
 try:
     import ml_dtypes
     import numpy as np
@@ -27,7 +29,6 @@ except ImportError as missing:
     print(f"skipped: {missing}")
     sys.exit(77)
 
-CODECS = {"bf16": 1, "fp16": 2, "fp8_e4m3": 3, "fp8_e5m2": 4, "int8": 5, "mxfp4": 6}
 TYPES: dict[str, Any] = {
     "bf16": ml_dtypes.bfloat16,
     "fp16": np.float16,
@@ -39,31 +40,6 @@ NAN = {"bf16": 0x7FC0, "fp16": 0x7E00, "fp8_e4m3": 0x7F, "fp8_e5m2": 0x7E, "mxfp
 LARGEST = {name: float(ml_dtypes.finfo(t).max) for name, t in TYPES.items()}
 CHUNK = 1 << 22
 Array = npt.NDArray[Any]
-
-
-class Args(ctypes.Structure):
-    """struct gb_reduce_args of src/codec/reduce.h."""
-
-    _fields_ = (
-        ("dst", ctypes.c_void_p),
-        ("src", ctypes.c_void_p * 16),
-        ("count", ctypes.c_uint64),
-        ("factor", ctypes.c_double),
-        ("divisor", ctypes.c_uint64),
-        ("seed", ctypes.c_uint64),
-        ("first_index", ctypes.c_uint64),
-        ("stats", ctypes.c_void_p),
-        ("premul_mask", ctypes.c_uint32),
-        ("acc_mask", ctypes.c_uint32),
-        ("enc_mask", ctypes.c_uint32),
-        ("nsrc", ctypes.c_uint8),
-        ("dtype", ctypes.c_uint8),
-        ("op", ctypes.c_uint8),
-        ("flags", ctypes.c_uint8),
-        ("dst_is_acc", ctypes.c_uint8),
-        ("codec", ctypes.c_uint8),
-        ("dst_is_enc", ctypes.c_uint8),
-    )
 
 
 class Codecs:
