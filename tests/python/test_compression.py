@@ -315,16 +315,12 @@ def case_ddp_drops_feedback_after_a_bad_step(me: Rank) -> None:
     assert state.guard.bad_steps == 1 and state.guard.end_step() and state.guard.bad_steps == 0
 
 
-def case_ddp_none_equals_single_process(me: Rank) -> None:
-    """The hook with codec none, excluded parameters apart: the training of a single process."""
-    from gpubridge.torch import ddp
-
+def train_beside_one_process(model: nn.Module, me: Rank, steps: int) -> list[nn.Parameter]:
+    """Trains `model` on each rank's share of the batches, one network alone on all of them; the latter's parameters."""
     want = network().double()
     alone = torch.optim.SGD(want.parameters(), lr=0.05)
-    model = DistributedDataParallel(network().double(), bucket_cap_mb=0.05)
-    state = ddp.compress_gradients(model)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
-    for step in range(6):
+    for step in range(steps):
         x, y = (t.double() for t in batch(step, 4 * me.size))
         alone.zero_grad()
         nn.functional.mse_loss(want(x), y).backward()
@@ -332,7 +328,17 @@ def case_ddp_none_equals_single_process(me: Rank) -> None:
         optimizer.zero_grad()
         nn.functional.mse_loss(model(share(x, me)), share(y, me)).backward()
         optimizer.step()
-    for p, q in zip(model.parameters(), want.parameters(), strict=True):
+    return list(want.parameters())
+
+
+def case_ddp_none_equals_single_process(me: Rank) -> None:
+    """The hook with codec none, excluded parameters apart: the training of a single process."""
+    from gpubridge.torch import ddp
+
+    model = DistributedDataParallel(network().double(), bucket_cap_mb=0.05)
+    state = ddp.compress_gradients(model)
+    want = train_beside_one_process(model, me, 6)
+    for p, q in zip(model.parameters(), want, strict=True):
         assert torch.allclose(p, q, rtol=0, atol=1e-12)
     assert state.exclusion.excluded_names == ["0.bias", "1.weight", "1.bias", "3.bias"]
     assert state.guard.codec == "none" and state.guard.end_step() and 0 < state.guard.last_norm < 100
@@ -400,20 +406,10 @@ def sharded(me: Rank, group: Any = None) -> Any:
 def case_fsdp_none_equals_single_process(me: Rank) -> None:
     from gpubridge.torch import fsdp
 
-    want = network().double()
-    alone = torch.optim.SGD(want.parameters(), lr=0.05)
     model = sharded(me)
     state = fsdp.compress_gradients(model)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
-    for step in range(5):
-        x, y = (t.double() for t in batch(step, 4 * me.size))
-        alone.zero_grad()
-        nn.functional.mse_loss(want(x), y).backward()
-        alone.step()
-        optimizer.zero_grad()
-        nn.functional.mse_loss(model(share(x, me)), share(y, me)).backward()
-        optimizer.step()
-    for p, q in zip(model.parameters(), want.parameters(), strict=True):
+    want = train_beside_one_process(model, me, 5)
+    for p, q in zip(model.parameters(), want, strict=True):
         assert torch.allclose(p.full_tensor(), q, rtol=0, atol=1e-12)
     assert state.exclusion.excluded_names == ["0.bias", "1.weight", "1.bias", "3.bias"]
     assert state.guard is not None and 0 < state.guard.last_norm < 100

@@ -5,6 +5,8 @@
 #include "base/clock.h"
 #include "wire/hello.h"
 
+#include <dirent.h>
+#include <fcntl.h>
 #include <setjmp.h>
 #include <signal.h>
 #include <stdarg.h>
@@ -307,4 +309,19 @@ void rig_death(const struct rig_options *options, int signal, const char *words,
     t0 = gb_now_ns();
     gb_net_close(rig.net[0].net, 0, "");
     assert_true(gb_now_ns() - t0 < 1000000000); /* nothing to wait for */
+}
+
+int rig_count_fds(int check_cloexec)
+{
+    int n = 0;
+    DIR *d = opendir("/proc/self/fd");
+    struct dirent *e;
+    while ((e = readdir(d)) != NULL) {
+        int fd = atoi(e->d_name);
+        if (e->d_name[0] == '.' || fd == dirfd(d)) continue;
+        n++;
+        if (check_cloexec && fd > 2) assert_true(fcntl(fd, F_GETFD) & FD_CLOEXEC);
+    }
+    closedir(d);
+    return n;
 }

@@ -83,4 +83,7 @@ void rig_end_child(struct rig_child *child);
 /* Sends such a process a signal while messages move: net 0 must lose it within the time, and say the words. */
 void rig_death(const struct rig_options *options, int signal, const char *words, int within_ms);
 
+/* Open descriptors of this process; asserts that those above 2 are close-on-exec if asked to. */
+int rig_count_fds(int check_cloexec);
+
 #endif

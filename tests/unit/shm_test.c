@@ -7,7 +7,6 @@
 #include "base/log.h"
 #include "transport/net_impl.h"
 
-#include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <linux/audit.h>
@@ -289,29 +288,14 @@ static int count_maps(void)
     return n;
 }
 
-static int count_fds(int check_cloexec)
-{
-    int n = 0;
-    DIR *d = opendir("/proc/self/fd");
-    struct dirent *e;
-    while ((e = readdir(d)) != NULL) {
-        int fd = atoi(e->d_name);
-        if (e->d_name[0] == '.' || fd == dirfd(d)) continue;
-        n++;
-        if (check_cloexec && fd > 2) assert_true(fcntl(fd, F_GETFD) & FD_CLOEXEC);
-    }
-    closedir(d);
-    return n;
-}
-
 /* What a link is made of, and that nothing of it stays: no port at all, no name, no mapping, no descriptor. */
 static void test_link(void **state)
 {
     (void)state;
     struct rig rig;
-    int before = count_fds(0);
+    int before = rig_count_fds(0);
     rig_open(&rig, 2, &shm);
-    assert_true(count_fds(before <= 3) > before);
+    assert_true(rig_count_fds(before <= 3) > before);
     expect_describe(&rig, "shm 2 lanes shared memory");
     char text[200];
     gb_net_describe(rig.net[0].net, text, sizeof text);
@@ -327,7 +311,7 @@ static void test_link(void **state)
     exchange_some(&rig);
     rig_close(&rig);
     assert_int_equal(count_maps(), 0);
-    assert_int_equal(count_fds(0), before);
+    assert_int_equal(rig_count_fds(0), before);
     assert_string_equal(logged, "");
 }
 
@@ -459,7 +443,7 @@ static void test_strangers(void **state)
     memcpy(h.from, rig.net[0].uuid.byte, 16);
     gb_hello_pack(&h, raw);
     gb_proof_pack(mac, proof);
-    int before = count_fds(0);
+    int before = rig_count_fds(0);
     fd = raw_connect(&rig.net[1].uuid);
     assert_true(fd >= 0);
     assert_int_equal(write(fd, raw, sizeof raw), sizeof raw);
@@ -480,7 +464,7 @@ static void test_strangers(void **state)
     close(zero);
     assert_int_equal(read_to_end(fd), GB_CHALLENGE_BYTES);
     close(fd);
-    assert_int_equal(count_fds(0), before);
+    assert_int_equal(rig_count_fds(0), before);
     rig_link(&rig, 0, 1);
     for (int i = 0; i < 2; i++) rig_until(&rig, &rig.net[i].seen[GB_NET_LINK_UP], 1, 20000);
     expect_describe(&rig, "shm");

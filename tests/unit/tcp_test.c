@@ -7,7 +7,6 @@
 #include "transport/net_impl.h"
 
 #include <arpa/inet.h>
-#include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <netinet/in.h>
@@ -416,30 +415,15 @@ static void test_stopped(void **state)
 
 /* ---- nothing is left behind ---- */
 
-static int count_fds(int check_cloexec)
-{
-    int n = 0;
-    DIR *d = opendir("/proc/self/fd");
-    struct dirent *e;
-    while ((e = readdir(d)) != NULL) {
-        int fd = atoi(e->d_name);
-        if (e->d_name[0] == '.' || fd == dirfd(d)) continue;
-        n++;
-        if (check_cloexec && fd > 2) assert_true(fcntl(fd, F_GETFD) & FD_CLOEXEC);
-    }
-    closedir(d);
-    return n;
-}
-
 static void test_descriptors(void **state)
 {
     (void)state;
-    int before = count_fds(0);
+    int before = rig_count_fds(0);
     struct rig rig;
     rig_open(&rig, 3, &plain);
-    assert_true(count_fds(before <= 3) > before);
+    assert_true(rig_count_fds(before <= 3) > before);
     rig_close(&rig);
-    assert_int_equal(count_fds(0), before);
+    assert_int_equal(rig_count_fds(0), before);
 }
 
 /* Without descriptors a connection waits, without a busy thread, and is taken when there are some again. */
