@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-import importlib.util
+import importlib
 import json
 import os
 import shutil
@@ -17,21 +17,14 @@ import pytest
 ROOT = Path(__file__).resolve().parent.parent.parent
 
 
-def module(name: str) -> Any:
-    spec = importlib.util.spec_from_file_location(name, ROOT / "bench" / f"{name}.py")
-    assert spec is not None and spec.loader is not None
-    loaded = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(loaded)
-    return loaded
-
-
 def bench(name: str, *arguments: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, str(ROOT / "bench" / f"{name}.py"), *arguments]
     return subprocess.run(command, capture_output=True, text=True, timeout=240)
 
 
-def test_summary_pairs_seeds_and_can_fail() -> None:
-    parity = module("parity")
+def test_summary_pairs_seeds_and_can_fail(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(ROOT / "bench"))
+    parity: Any = importlib.import_module("parity")
 
     def run(codec: str, seed: int, loss: float, sent: float) -> tuple[tuple[str, str, int], dict[str, Any]]:
         content = {"held_out_after": loss, "bridge_sent_bytes_per_step": sent, "equal_on_all_ranks": True}
