@@ -72,6 +72,10 @@ static const struct gb_setting rows[] = {
      .agreed = 1, .scope = GB_SCOPE_COMM, .max = 1 * GIB,
      .help = "Collectives of GPU tensors up to this many bytes are copied to host memory as a whole and added there: no kernel, few driver calls. 0: never.",
      FIELD(host_bytes)},
+    {.name = "GPUBRIDGE_SHARED_STAGING", .type = "off | on", .value = "on", .kind = KIND_CHOICE,
+     .help = "Ranks with GPUs on one host read each other's staging memory, so that no processor copies messages between "
+             "them. off: messages are copied through shared memory, or TCP.",
+     FIELD(shared_staging)},
     {.name = "GPUBRIDGE_COMPRESSION", .type = "none | bf16 | fp16 | fp8 | fp8_e5m2 | int8 | mxfp4 | auto", .value = "none",
      .kind = KIND_CHOICE, .agreed = 1, .scope = GB_SCOPE_COMM,
      .help = "Codec of the hop between islands, for sums of floating-point data. auto: none, bf16, fp8 or int8, as a "

@@ -51,6 +51,7 @@ struct gb_settings {
     uint32_t workers;     /* 0: auto */
     uint64_t chunk_bytes; /* 0: auto */
     uint64_t flat_bytes;  /* GB_FLAT_BYTES_AUTO: auto; 0: never */
+    int32_t shared_staging; /* 0 / 1 */
     uint64_t host_bytes;  /* GB_FLAT_BYTES_AUTO: auto; 0: never */
     int32_t compression;  /* enum gb_compression */
     uint64_t compression_min_bytes;

@@ -325,6 +325,27 @@ static int await_links(gpubridge_comm *comm)
     return 0;
 }
 
+/* Which members this device can read messages of where they lie: those with a device, over a link that knows loans. */
+static int find_lenders(gpubridge_comm *comm)
+{
+    struct gb_group *group = &comm->group;
+    gpubridge_context *context = comm->context;
+    if (!context->launcher || !context->settings.shared_staging) return 0;
+    int any = 0;
+    uint8_t *lends = calloc(group->size, 1);
+    if (!lends) return GB_FAIL(GPUBRIDGE_ERR_NO_MEMORY, "no memory for a group of %u ranks", group->size);
+    for (uint32_t r = 0; r < group->size; r++) {
+        if (r == group->rank || !group->topo->staged[r] || !gb_link_lends(group->links[r])) continue;
+        any = lends[r] = 1;
+    }
+    if (any) gb_launcher_share(context->launcher, context->net);
+    if (any && gb_launcher_can_borrow(context->launcher))
+        group->lends = lends;
+    else
+        free(lends);
+    return 0;
+}
+
 static void enlist(void *arg)
 {
     gpubridge_comm *comm = arg;
@@ -366,6 +387,7 @@ static void comm_free(gpubridge_comm *comm)
     free(group->links);
     free(group->labels);
     free(group->arrived);
+    free(group->lends);
     free(group->name);
     pthread_mutex_destroy(&group->submit_lock);
     pthread_mutex_destroy(&group->coded_lock);
@@ -395,6 +417,7 @@ int gpubridge_comm_create(gpubridge_context *context, const struct gpubridge_com
     gb_engine_add(context->engine, &comm->group);
     gb_engine_call(context->engine, enlist, comm);
     rc = await_links(comm);
+    if (!rc) rc = find_lenders(comm);
     if (!rc && comm->settings.self_test) rc = gb_comm_self_test(comm);
     if (!rc && comm->settings.compression == GB_COMPRESSION_AUTO) rc = gb_comm_tune(comm);
     if (rc) goto err_remove;

@@ -190,6 +190,26 @@ void gb_device_host_free(struct gb_device *device, void *mem)
     if (mem) (void)device->memory.host_free(mem);
 }
 
+int gb_device_host_register(struct gb_device *device, void *mem, uint64_t bytes)
+{
+    void *seen = NULL;
+    const struct gb_driver_memory *m = &device->memory;
+    if (!m->host_register || !m->host_unregister)
+        return GB_FAIL(GPUBRIDGE_ERR_UNSUPPORTED, "%s cannot register memory of the process", device->info.library);
+    DRIVER(device, m->host_register(mem, (size_t)bytes, HOST_PORTABLE_MAPPED), "registering host memory");
+    int rc = m->host_address(&seen, mem, 0);
+    if (!rc && seen == mem) return 0;
+    (void)m->host_unregister(mem);
+    if (rc) return gb_driver_fail(device, rc, "mapping registered memory");
+    return GB_FAIL(GPUBRIDGE_ERR_UNSUPPORTED, "%s device %d maps registered memory at another address",
+                   device->vendor->name, device->info.index);
+}
+
+void gb_device_host_unregister(struct gb_device *device, void *mem)
+{
+    if (mem) (void)device->memory.host_unregister(mem);
+}
+
 void *gb_device_scrap(const struct gb_device *device)
 {
     return device->scrap;

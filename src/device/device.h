@@ -62,6 +62,10 @@ void gb_device_free(struct gb_device *device,
 /* Pinned, coherent, at one address for host and device. */
 int gb_device_host_alloc(struct gb_device *device, uint64_t bytes, void **mem) GB_NODISCARD;
 void gb_device_host_free(struct gb_device *device, void *mem);
+/* Makes memory of the process pinned, coherent and at one address for host and device: whole pages, which must stay
+ * mapped until gb_device_host_unregister, which can wait for the device. */
+int gb_device_host_register(struct gb_device *device, void *mem, uint64_t bytes) GB_NODISCARD;
+void gb_device_host_unregister(struct gb_device *device, void *mem);
 /* 64 KiB of device memory that anybody may overwrite at any time. */
 #define GB_DEVICE_SCRAP_BYTES 65536u
 void *gb_device_scrap(const struct gb_device *device);

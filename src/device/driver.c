@@ -25,6 +25,8 @@ static const struct gb_symbol symbols[] = {
     ROW(memory.host_alloc, "cuMemHostAlloc", "hipHostMalloc"),
     ROW(memory.host_free, "cuMemFreeHost", "hipHostFree"),
     ROW(memory.host_address, "cuMemHostGetDevicePointer_v2", "hipHostGetDevicePointer"),
+    OPTIONAL_ROW(memory.host_register, "cuMemHostRegister_v2", "hipHostRegister"),
+    OPTIONAL_ROW(memory.host_unregister, "cuMemHostUnregister", "hipHostUnregister"),
     ROW(queue.stream_create, "cuStreamCreateWithPriority", "hipStreamCreateWithPriority"),
     ROW(queue.stream_destroy, "cuStreamDestroy_v2", "hipStreamDestroy"),
     ROW(queue.stream_wait, "cuStreamWaitEvent", "hipStreamWaitEvent"),

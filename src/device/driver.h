@@ -31,6 +31,8 @@ struct gb_driver_memory {
     int (*host_alloc)(void **mem, size_t bytes, unsigned flags);
     int (*host_free)(void *mem);
     int (*host_address)(void **mem, void *host, unsigned flags);
+    int (*host_register)(void *mem, size_t bytes, unsigned flags); /* optional */
+    int (*host_unregister)(void *mem);                             /* optional */
 };
 
 struct gb_driver_queue {

@@ -119,6 +119,15 @@ static void dispatch(struct gb_engine *engine, const struct gb_net_event *event)
     case GB_NET_CTRL:
         hooks->ctrl(hooks->arg, event->link, event->data, event->bytes);
         break;
+    case GB_NET_REGION:
+        if (engine->config.launcher)
+            gb_launcher_take_region(engine->config.launcher, event->cookie);
+        else
+            gb_region_answer(event->cookie, GB_REGION_UNWANTED);
+        break;
+    case GB_NET_RETURNED:
+        gb_launcher_stage_back(engine->config.launcher, event->data);
+        break;
     case GB_NET_UNEXPECTED:
         unexpected(engine, event);
         break;

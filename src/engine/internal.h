@@ -52,6 +52,8 @@ void gb_op_fail(struct gb_op *op, int status, const char *text);
 /* Finishes `op` when nothing of it is in flight any more. */
 void gb_op_settle(struct gb_op *op);
 void gb_op_run_ready(struct gb_op *op);
+/* The device does not read messages in their senders' memory any more. */
+void gb_op_return_loans(struct gb_op *op);
 void gb_op_push_ready(struct gb_op *op, struct gb_cell *cell);
 /* Gives the device half of a staged operation to the launcher. */
 void gb_op_start_device(struct gb_op *op);

@@ -15,6 +15,7 @@
 #include "ccl/ccl.h"
 #include "device/device.h"
 #include "engine/launcher.h"
+#include "transport/net.h"
 
 #include <pthread.h>
 
@@ -29,10 +30,13 @@ enum { QUEUE_OUT, QUEUE_IN, QUEUE_VENDOR, QUEUES }; /* enum gb_queue without the
 struct pool_block;
 struct pool_slab;
 
+enum gb_pool_kind { GB_POOL_DEVICE, GB_POOL_HOST, GB_POOL_STAGE /* pinned, and what messages are sent from */ };
+
 struct gb_launch_pool {
     struct gb_device *device;
-    int is_host;
+    enum gb_pool_kind kind;
     struct pool_slab *slabs; /* guarded by lock */
+    struct gb_net *net;      /* guarded by lock; STAGE: new slabs are offered to its peers; NULL: they are not */
     pthread_mutex_t lock;
 };
 
@@ -83,10 +87,16 @@ struct gb_launcher {
     int gated;
     void (*wake)(void *arg);
     void *wake_arg;
-    struct gb_launch_pool mem, host;
-    _Atomic uint64_t pool_bytes, pool_used, pool_limit; /* of both pools: reserved, in use, soft limit */
+    struct gb_launch_pool mem, host, stage;
+    _Atomic uint64_t pool_bytes, pool_used, pool_limit; /* of all pools: reserved, in use, soft limit */
     struct gb_module *module;
     void *reduce, *poison; /* kernels */
+    struct gb_module *fetch_module;
+    void *fetch;           /* kernel; NULL: none */
+    void **borrowed;       /* launcher thread: memory of peers that is registered here */
+    uint32_t nborrowed, borrowed_capacity;
+    int told_foreign;      /* launcher thread: that a peer's memory cannot be registered */
+    int is_shared;         /* guarded by stage.lock: gb_launcher_share was called */
     uint64_t *coded;       /* device memory: [GB_CODEC_STATS] what encoding met since the launcher opened, */
     uint64_t *coded_seen;  /* and a pinned copy, made at the end of every job with a codec */
     pthread_t thread;
@@ -110,11 +120,18 @@ struct gb_launcher {
 };
 
 /* launch_pool.c */
-void gb_launch_pool_init(struct gb_launch_pool *pool, struct gb_device *device, int is_host);
+void gb_launch_pool_init(struct gb_launch_pool *pool, struct gb_device *device, enum gb_pool_kind kind);
 void gb_launch_pool_fini(struct gb_launch_pool *pool);
 /* Pinned memory of the launcher itself: kept until it closes, and not counted as in use. */
 void *gb_launch_keep(struct gb_launcher *launcher, uint64_t bytes);
 void gb_launch_unkeep(struct gb_launcher *launcher, void *mem, uint64_t bytes);
+
+/* launch_share.c: memory of STAGE slabs.  make: registered with the device and offered to the peers. */
+int gb_launch_region_make(struct gb_launch_pool *pool, uint64_t bytes, struct gb_region *region) GB_NODISCARD;
+void gb_launch_region_free(struct gb_launch_pool *pool, struct gb_region *region);
+/* Launcher thread: lets go of the peers' memory. */
+void gb_launch_share_fini(struct gb_launcher *launcher);
+extern const char gb_fetch_source[];
 
 /* launch_event.c: events are kept and used again; gb_launch_event_put is no driver call. */
 int gb_launch_event_get(struct gb_launcher *launcher, void **event) GB_NODISCARD;

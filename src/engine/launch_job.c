@@ -126,6 +126,8 @@ int gb_job_prepare(struct gb_launcher *launcher, struct gb_job *job)
         const int queue = gb_launch_queue(step);
         if (queue < 0 || queue >= QUEUES)
             return GB_FAIL(GPUBRIDGE_ERR_INTERNAL, "device step %u is on queue %u", i, step->queue);
+        /* The network gives the message's place back then. */
+        if (job->op->landing && job->op->landing[i] != GB_NO_STEP) job->info[i] |= STEP_FLAG;
         job->left[queue]++;
         measure(job, plan, step);
     }

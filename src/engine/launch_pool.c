@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  * The launcher's memory: device scratch and pinned host memory, cut from slabs that stay until the launcher closes,
- * since freeing device memory waits for the whole device.  First fit, neighbours joined again.  Any thread. */
+ * since freeing device memory waits for the whole device.  First fit, neighbours joined again.  Any thread.  Staging
+ * that is shared comes from regions (launch_share.c). */
 #include "engine/launch.h"
 
 #include <stdlib.h>
@@ -14,7 +15,7 @@
 struct pool_block {
     struct pool_block *next; /* by offset; blocks tile the slab */
     uint64_t offset, bytes;
-    int is_used;
+    uint32_t uses; /* its owner, and peers that may still read it; 0: free */
 };
 
 struct pool_slab {
@@ -22,22 +23,26 @@ struct pool_slab {
     char *base;
     uint64_t bytes;
     struct pool_block *blocks;
+    struct gb_region region; /* base NULL: the device's own allocation */
 };
 
-void gb_launch_pool_init(struct gb_launch_pool *pool, struct gb_device *device, int is_host)
+void gb_launch_pool_init(struct gb_launch_pool *pool, struct gb_device *device, enum gb_pool_kind kind)
 {
     pool->device = device;
-    pool->is_host = is_host;
+    pool->kind = kind;
     pool->slabs = NULL;
+    pool->net = NULL;
     pthread_mutex_init(&pool->lock, NULL);
 }
 
-static void slab_free_memory(struct gb_launch_pool *pool, void *base)
+static void slab_free_memory(struct gb_launch_pool *pool, struct pool_slab *slab)
 {
-    if (pool->is_host)
-        gb_device_host_free(pool->device, base);
+    if (slab->region.base)
+        gb_launch_region_free(pool, &slab->region);
+    else if (pool->kind != GB_POOL_DEVICE)
+        gb_device_host_free(pool->device, slab->base);
     else
-        gb_device_free(pool->device, base);
+        gb_device_free(pool->device, slab->base);
 }
 
 void gb_launch_pool_fini(struct gb_launch_pool *pool)
@@ -52,7 +57,7 @@ void gb_launch_pool_fini(struct gb_launch_pool *pool)
             slab->blocks = block->next;
             free(block);
         }
-        if (entered) slab_free_memory(pool, slab->base);
+        if (entered) slab_free_memory(pool, slab);
         free(slab);
     }
     if (entered) gb_device_leave(pool->device, &saved);
@@ -63,7 +68,7 @@ void gb_launch_pool_fini(struct gb_launch_pool *pool)
 static void *take(struct pool_slab *slab, uint64_t bytes)
 {
     for (struct pool_block *b = slab->blocks; b; b = b->next) {
-        if (b->is_used || b->bytes < bytes) continue;
+        if (b->uses || b->bytes < bytes) continue;
         if (b->bytes > bytes) {
             struct pool_block *rest = malloc(sizeof *rest);
             if (!rest) return NULL;
@@ -71,19 +76,27 @@ static void *take(struct pool_slab *slab, uint64_t bytes)
             b->next = rest;
             b->bytes = bytes;
         }
-        b->is_used = 1;
+        b->uses = 1;
         return slab->base + b->offset;
     }
     return NULL;
 }
 
-static int slab_memory(struct gb_launch_pool *pool, uint64_t bytes, void **base)
+/* Memory that cannot be shared does as well, with copies. */
+static int slab_memory(struct gb_launch_pool *pool, uint64_t bytes, struct pool_slab *slab)
 {
     struct gb_device_saved saved;
+    void *base = NULL;
     GB_TRY(gb_device_enter(pool->device, &saved));
-    int rc =
-        pool->is_host ? gb_device_host_alloc(pool->device, bytes, base) : gb_device_alloc(pool->device, bytes, base);
+    int rc = pool->net ? gb_launch_region_make(pool, bytes, &slab->region) : GPUBRIDGE_ERR_UNSUPPORTED;
+    if (!rc)
+        base = slab->region.base;
+    else if (pool->kind != GB_POOL_DEVICE)
+        rc = gb_device_host_alloc(pool->device, bytes, &base);
+    else
+        rc = gb_device_alloc(pool->device, bytes, &base);
     gb_device_leave(pool->device, &saved);
+    slab->base = base;
     return rc;
 }
 
@@ -91,16 +104,17 @@ static int add_slab(struct gb_launch_pool *pool, uint64_t bytes)
 {
     struct pool_slab *slab = calloc(1, sizeof *slab);
     struct pool_block *all = calloc(1, sizeof *all);
-    void *base = NULL;
     int rc = slab && all ? 0 : GB_FAIL(GPUBRIDGE_ERR_NO_MEMORY, "no memory to describe a slab");
-    if (!rc) rc = slab_memory(pool, bytes, &base);
+    if (!rc) rc = slab_memory(pool, bytes, slab);
     if (rc) {
         free(slab);
         free(all);
         return rc;
     }
     *all = (struct pool_block){NULL, 0, bytes, 0};
-    *slab = (struct pool_slab){pool->slabs, base, bytes, all};
+    slab->next = pool->slabs;
+    slab->bytes = bytes;
+    slab->blocks = all;
     pool->slabs = slab;
     return 0;
 }
@@ -110,9 +124,10 @@ static void *pool_get(struct gb_launcher *launcher, struct gb_launch_pool *pool,
     void *mem = NULL;
     bytes = ROUND_UP(bytes ? bytes : 1, ALIGNMENT);
     pthread_mutex_lock(&pool->lock);
-    for (struct pool_slab *s = pool->slabs; s && !mem; s = s->next) mem = take(s, bytes);
+    for (struct pool_slab *s = pool->slabs; s && !mem; s = s->next)
+        if (!pool->net || s->region.base) mem = take(s, bytes);
     if (!mem) {
-        uint64_t slab = ROUND_UP(bytes, pool->is_host ? HOST_SLAB : DEVICE_SLAB);
+        uint64_t slab = ROUND_UP(bytes, pool->kind == GB_POOL_HOST ? HOST_SLAB : DEVICE_SLAB);
         uint64_t held = atomic_load(&launcher->pool_bytes), used = atomic_load(&launcher->pool_used);
         uint64_t limit = atomic_load(&launcher->pool_limit);
         if (limit && held + slab > limit && used)
@@ -120,7 +135,7 @@ static void *pool_get(struct gb_launcher *launcher, struct gb_launch_pool *pool,
                 GPUBRIDGE_ERR_NO_MEMORY,
                 "%llu bytes of %s memory do not fit beside %llu in use; raise GPUBRIDGE_MEM_BYTES (%llu) or keep fewer "
                 "operations in flight",
-                (unsigned long long)bytes, pool->is_host ? "pinned" : "device", (unsigned long long)used,
+                (unsigned long long)bytes, pool->kind == GB_POOL_DEVICE ? "device" : "pinned", (unsigned long long)used,
                 (unsigned long long)limit);
         else if (add_slab(pool, slab) == 0) {
             atomic_fetch_add(&launcher->pool_bytes, slab);
@@ -136,29 +151,30 @@ static void *pool_get(struct gb_launcher *launcher, struct gb_launch_pool *pool,
 static void join_next(struct pool_block *block)
 {
     struct pool_block *next = block->next;
-    if (!next || block->is_used || next->is_used) return;
+    if (!next || block->uses || next->uses) return;
     block->bytes += next->bytes;
     block->next = next->next;
     free(next);
 }
 
-/* Returns the block's bytes. */
-static uint64_t slab_put(struct pool_slab *slab, uint64_t offset)
+/* Changes the uses of the block that holds `offset`.  Returns its bytes once it has none. */
+static uint64_t slab_use(struct pool_slab *slab, uint64_t offset, int more)
 {
     struct pool_block *before = NULL, *b = slab->blocks;
-    while (b && b->offset != offset) {
+    while (b && b->offset + b->bytes <= offset) {
         before = b;
         b = b->next;
     }
-    if (!b || !b->is_used) return 0;
+    if (!b || !b->uses) return 0;
     uint64_t bytes = b->bytes;
-    b->is_used = 0;
+    b->uses += (uint32_t)more;
+    if (b->uses) return 0;
     join_next(b);
     if (before) join_next(before);
     return bytes;
 }
 
-static void pool_put(struct gb_launcher *launcher, struct gb_launch_pool *pool, void *mem)
+static void pool_use(struct gb_launcher *launcher, struct gb_launch_pool *pool, const void *mem, int more)
 {
     if (!mem) return;
     uintptr_t at = (uintptr_t)mem;
@@ -166,10 +182,15 @@ static void pool_put(struct gb_launcher *launcher, struct gb_launch_pool *pool, 
     for (struct pool_slab *s = pool->slabs; s; s = s->next) {
         uintptr_t base = (uintptr_t)s->base;
         if (at < base || at >= base + s->bytes) continue;
-        atomic_fetch_sub(&launcher->pool_used, slab_put(s, at - base));
+        atomic_fetch_sub(&launcher->pool_used, slab_use(s, at - base, more));
         break;
     }
     pthread_mutex_unlock(&pool->lock);
+}
+
+static void pool_put(struct gb_launcher *launcher, struct gb_launch_pool *pool, void *mem)
+{
+    pool_use(launcher, pool, mem, -1);
 }
 
 void gb_launcher_set_limit(struct gb_launcher *launcher, uint64_t bytes)
@@ -195,6 +216,26 @@ void *gb_launcher_host(struct gb_launcher *launcher, uint64_t bytes)
 void gb_launcher_host_free(struct gb_launcher *launcher, void *mem)
 {
     pool_put(launcher, &launcher->host, mem);
+}
+
+void *gb_launcher_stage(struct gb_launcher *launcher, uint64_t bytes)
+{
+    return pool_get(launcher, &launcher->stage, bytes);
+}
+
+void gb_launcher_stage_free(struct gb_launcher *launcher, void *mem)
+{
+    pool_put(launcher, &launcher->stage, mem);
+}
+
+void gb_launcher_stage_keep(struct gb_launcher *launcher, const void *at)
+{
+    pool_use(launcher, &launcher->stage, at, 1);
+}
+
+void gb_launcher_stage_back(struct gb_launcher *launcher, const void *at)
+{
+    pool_use(launcher, &launcher->stage, at, -1);
 }
 
 void *gb_launch_keep(struct gb_launcher *launcher, uint64_t bytes)

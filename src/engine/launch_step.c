@@ -219,12 +219,30 @@ static int issue_vendor(struct gb_launcher *launcher, struct gb_job *job, const 
     return gb_ccl_exchange(op->ccl, launcher->parts, (int)step->nparts, stream);
 }
 
-static int issue_work(struct gb_launcher *launcher, struct gb_job *job, const struct gb_step *step, void *stream)
+/* A message goes to the device from where it is.  A stream that holds the copy before that is known gets a kernel, which
+ * looks when its turn has come. */
+static int issue_landing(struct gb_launcher *launcher, const struct gb_dev_op *op, uint32_t index, void *stream)
+{
+    const struct gb_step *step = &op->plan->steps[index];
+    void *to = address(op, &step->dst), *from = (void *)&op->where[op->landing[index]];
+    uint64_t bytes = step->bytes;
+    if (launcher->gated) {
+        void *params[] = {&to, &from, &bytes};
+        return launch(launcher, stream, launcher->fetch, bytes, MAX_BLOCKS, params);
+    }
+    const uint64_t at = atomic_load_explicit(&op->where[op->landing[index]], memory_order_relaxed);
+    if (!at) return 0; /* given up just now */
+    return gb_stream_copy(launcher->device, to, (const void *)(uintptr_t)at, bytes, stream);
+}
+
+static int issue_work(struct gb_launcher *launcher, struct gb_job *job, uint32_t index, void *stream)
 {
     const struct gb_dev_op *op = job->op;
+    const struct gb_step *step = &op->plan->steps[index];
     switch (step->kind) {
     case GB_STEP_COPY:
         if (!step->bytes) return 0;
+        if (op->landing && op->landing[index] != GB_NO_STEP) return issue_landing(launcher, op, index, stream);
         return gb_stream_copy(launcher->device, address(op, &step->dst), address(op, &step->src), step->bytes, stream);
     case GB_STEP_REDUCE:
         return step->count ? issue_reduce(launcher, job, step, stream) : 0;
@@ -265,7 +283,7 @@ static int issue(struct gb_launcher *launcher, struct gb_job *job, uint32_t inde
     const struct gb_step *step = &job->op->plan->steps[index];
     GB_TRY(begin(launcher, job, queue));
     GB_TRY(wait_for(launcher, job, step, queue));
-    GB_TRY(issue_work(launcher, job, step, job->set->stream[queue]));
+    GB_TRY(issue_work(launcher, job, index, job->set->stream[queue]));
     job->set->issued[queue]++;
     GB_TRY(announce(launcher, job, index, queue));
     return mark(launcher, job->set, queue);
@@ -293,7 +311,7 @@ static int copy_outputs(struct gb_launcher *launcher, struct gb_job *job)
     for (uint32_t i = 0; i < plan->nsteps; i++) {
         const struct gb_step *step = &plan->steps[i];
         if (step->kind != GB_STEP_COPY || step->dst.buf != GB_BUF_OUT) continue;
-        GB_TRY(issue_work(launcher, job, step, job->set->stream[QUEUE_IN]));
+        GB_TRY(issue_work(launcher, job, i, job->set->stream[QUEUE_IN]));
         job->set->issued[QUEUE_IN]++;
     }
     return 0;

@@ -34,13 +34,15 @@ static int warm_up(struct gb_launcher *launcher)
     uint64_t none = 0;
     struct gb_reduce_args args = {.dst = scrap, .src = {scrap}, .nsrc = 1};
     GB_TRY(gb_set_get(launcher, UINT32_MAX, &set));
-    void *word = (void *)set->retired, *reduce[] = {&args}, *poison[] = {&scrap, &none, &word};
+    void *word = (void *)set->retired, *reduce[] = {&args}, *poison[] = {&scrap, &none, &word},
+         *fetch[] = {&scrap, &word, &none};
     void *const stream = set->stream[QUEUE_IN];
     GB_TRY(gb_launch_event_get(launcher, &event));
     if (launcher->has_kernels) {
         GB_TRY(gb_stream_launch(device, stream, launcher->reduce, 1, 32, reduce));
         GB_TRY(gb_stream_launch(device, stream, launcher->poison, 1, 32, poison));
     }
+    if (launcher->fetch) GB_TRY(gb_stream_launch(device, stream, launcher->fetch, 1, 32, fetch));
     GB_TRY(gb_stream_copy(device, word, scrap, sizeof(uint32_t), stream));
     GB_TRY(gb_stream_copy(device, scrap, word, sizeof(uint32_t), stream));
     GB_TRY(gb_stream_copy(device, launcher->coded, launcher->coded_seen, CODED_BYTES, stream));
@@ -65,12 +67,22 @@ static int load_kernels(struct gb_launcher *launcher)
     return gb_module_kernel(launcher->device, launcher->module, "gb_poison", &launcher->poison);
 }
 
+/* Only streams that hold copies in advance need it. */
+static int load_fetch(struct gb_launcher *launcher)
+{
+    if (!launcher->gated) return 0;
+    GB_TRY(gb_module_build(launcher->device, gb_fetch_source, &launcher->fetch_module));
+    return gb_module_kernel(launcher->device, launcher->fetch_module, "gb_fetch", &launcher->fetch);
+}
+
 static int open_device(struct gb_launcher *launcher)
 {
     GB_TRY(gb_device_bind(launcher->device));
     launcher->has_kernels = load_kernels(launcher) == 0;
     if (!launcher->has_kernels)
         GB_WARN("sums are made in host memory, far slower, since the kernels could not be compiled: %s", gb_err_text());
+    else if (load_fetch(launcher) != 0)
+        GB_WARN("messages of peers on this host are copied: %s", gb_err_text());
     void *coded = NULL;
     launcher->coded_seen = gb_launch_keep(launcher, CODED_BYTES);
     if (!launcher->coded_seen) return GPUBRIDGE_ERR_NO_MEMORY;
@@ -88,9 +100,12 @@ static void close_device(struct gb_launcher *launcher)
         gb_set_destroy(launcher, set);
     }
     gb_launch_events_fini(launcher);
+    gb_launch_share_fini(launcher);
     gb_launch_unkeep(launcher, launcher->coded_seen, CODED_BYTES);
     if (launcher->coded) gb_device_free(launcher->device, launcher->coded);
+    gb_module_destroy(launcher->device, launcher->fetch_module);
     gb_module_destroy(launcher->device, launcher->module);
+    gb_launch_pool_fini(&launcher->stage);
     gb_launch_pool_fini(&launcher->host);
     gb_launch_pool_fini(&launcher->mem);
 }
@@ -259,6 +274,7 @@ static void launcher_free(struct gb_launcher *launcher)
     pthread_mutex_destroy(&launcher->lock);
     pthread_mutex_destroy(&launcher->issuing);
     free(launcher->active);
+    free((void *)launcher->borrowed);
     free(launcher->parts);
     free(launcher);
 }
@@ -288,8 +304,9 @@ int gb_launcher_open(struct gb_device *device, int gate, void (*wake)(void *), v
     launcher->wake_arg = wake_arg;
     launcher->commands_tail = &launcher->commands;
     init_sync(launcher);
-    gb_launch_pool_init(&launcher->mem, device, 0);
-    gb_launch_pool_init(&launcher->host, device, 1);
+    gb_launch_pool_init(&launcher->mem, device, GB_POOL_DEVICE);
+    gb_launch_pool_init(&launcher->host, device, GB_POOL_HOST);
+    gb_launch_pool_init(&launcher->stage, device, GB_POOL_STAGE);
     int rc = pthread_create(&launcher->thread, NULL, thread_main, launcher);
     if (rc) {
         launcher_free(launcher);

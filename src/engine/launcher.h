@@ -21,7 +21,10 @@
 
 struct gb_device;   /* device/device.h */
 struct gb_ccl_comm; /* ccl/ccl.h: the island's vendor communicator, NULL where the island needs none */
+struct gb_net;      /* transport/net.h */
 struct gb_launcher;
+
+#define GB_NO_STEP UINT32_MAX
 
 struct gb_dev_op {
     /* filled by the engine before start, constant until finished */
@@ -36,6 +39,10 @@ struct gb_dev_op {
                            of streams per group, made at its first operation, so groups never stand behind each other) */
     void *ready;        /* event from gb_launcher_record on the caller's stream, or NULL */
     _Atomic uint32_t *flags; /* [nsteps + 1] pinned, zeroed; [nsteps]: everything on the device is finished */
+    /* Messages that may lie elsewhere than in buf[HOST].  landing[i] of a RECV: the COPY that takes it to the device,
+     * of that COPY: the RECV, else GB_NO_STEP; NULL: there are none. */
+    const uint32_t *landing;
+    _Atomic uint64_t *where; /* [nsteps] pinned, zeroed; of such a RECV: its address, stored before its flag */
     /* filled by the launcher */
     void *done;           /* event after the last step: valid once `enqueued` */
     _Atomic int enqueued; /* CUDA: all is in the streams; HIP: the done event is recorded */
@@ -54,7 +61,7 @@ int gb_launcher_has_kernels(const struct gb_launcher *launcher);
 int gb_launcher_is_gated(const struct gb_launcher *launcher);
 /* Joins the thread; operations must have finished or been aborted. */
 void gb_launcher_close(struct gb_launcher *launcher);
-/* Both pools together grow to this and not further (GPUBRIDGE_MEM_BYTES), unless nothing is in use. */
+/* All pools together grow to this and not further (GPUBRIDGE_MEM_BYTES), unless nothing is in use. */
 void gb_launcher_set_limit(struct gb_launcher *launcher, uint64_t bytes);
 /* Pools: device scratch and pinned host memory (flags, staging).  Any thread but the engine role, since growing is a
  * driver call; NULL with an error text when exhausted.  Giving back (NULL is fine) is none. */
@@ -62,6 +69,18 @@ void *gb_launcher_mem(struct gb_launcher *launcher, uint64_t bytes);
 void gb_launcher_mem_free(struct gb_launcher *launcher, void *mem);
 void *gb_launcher_host(struct gb_launcher *launcher, uint64_t bytes);
 void gb_launcher_host_free(struct gb_launcher *launcher, void *mem);
+/* Staging of messages: pinned host memory too, which peers of this host may read in place once it is shared.  A kept block
+ * stays in use, whatever its owner frees, until as many calls of back; `at`: any address in it.  Any thread. */
+void *gb_launcher_stage(struct gb_launcher *launcher, uint64_t bytes);
+void gb_launcher_stage_free(struct gb_launcher *launcher, void *mem);
+void gb_launcher_stage_keep(struct gb_launcher *launcher, const void *at);
+void gb_launcher_stage_back(struct gb_launcher *launcher, const void *at);
+/* From now on staging is shared with the peers of `net`, which must outlive the launcher.  Any thread. */
+void gb_launcher_share(struct gb_launcher *launcher, struct gb_net *net);
+/* 1: this device can read messages in the memory of peers. */
+int gb_launcher_can_borrow(const struct gb_launcher *launcher);
+/* A peer's region (GB_NET_REGION): registers and answers it.  Any thread. */
+void gb_launcher_take_region(struct gb_launcher *launcher, void *region);
 /* Submitting thread: records a ready event on `stream` (NULL: the legacy default stream), refusing a capturing stream.
  * gb_launcher_release gives it back, or gb_launcher_forget when the operation never got so far. */
 int gb_launcher_record(struct gb_launcher *launcher, void *stream, void **event) GB_NODISCARD;

@@ -26,7 +26,8 @@ struct gb_xplan {
     _Atomic uint32_t refs;
     uint32_t *succ_first; /* [nsteps + 1] into succ */
     uint32_t *succ;
-    uint32_t *watch; /* staged: device steps that a network step waits for, ascending */
+    uint32_t *watch; /* staged: device steps that a network step or a lent message waits for, ascending */
+    uint32_t *landing; /* [nsteps] as in struct gb_dev_op; NULL: no message of the plan can be lent */
     uint32_t nwatch;
     uint32_t nnet; /* network steps */
 };
@@ -37,6 +38,7 @@ enum gb_cell_state { GB_CELL_WAITING, GB_CELL_STARTED, GB_CELL_DONE };
 struct gb_cell {
     struct gb_op *op;
     struct gb_cell *next; /* ready list */
+    void *loan;           /* RECV: the message, which lies in the sender's memory until the device has it; or NULL */
     uint32_t left;        /* unfinished predecessors */
     uint8_t state;        /* enum gb_cell_state */
 };
@@ -68,6 +70,7 @@ struct gb_op {
     struct gb_shadow *shadow; /* staged operations that run on copies of the buffers in host memory; else NULL */
     uint32_t watch_pos;       /* [E] first watched step not yet seen finished */
     uint32_t started, left;   /* [E] steps in flight; steps of the engine not finished */
+    uint32_t loans;           /* [E] cells that hold one */
     uint8_t is_started, is_p2p, wants_vendor, is_announced, has_ticket, is_aborting, is_any, is_posted; /* [E] */
     uint8_t on_device;    /* [E] the launcher has it: until staged_next marks the end */
     uint8_t is_emulated;  /* no stream of the caller's to order: waits hold the host */
@@ -134,6 +137,7 @@ struct gb_group {
     /* Operations up to this size run on shadows (shadow.c); UINT64_MAX: all, since a member has no kernels. */
     uint64_t host_bytes;
     int any_staged; /* the buffers of some member are device memory */
+    uint8_t *lends; /* [size] this device can read messages of that rank in its memory; NULL: of none */
     uint32_t depth;
     int64_t timeout_ns; /* [S] */
 

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  * SEND and RECV: one message per operation, matched by (peer, tag, order).  They keep no order with collectives.  A
- * device buffer is copied to host staging before its message leaves, or from it after it arrived; nothing on the device
- * waits for the network.  Engine role. */
+ * device buffer is copied to host staging before its message leaves, or from it (or from the sender's, on one host)
+ * after it arrived; nothing on the device waits for the network.  Engine role. */
 #include "base/clock.h"
 #include "engine/internal.h"
 
@@ -41,9 +41,13 @@ static void post(struct gb_op *op)
     struct gb_link *link = op->group->links[op->source];
     op->started++;
     op->is_posted = 1;
-    int rc = op->kind == GPUBRIDGE_SEND
-                 ? gb_link_send(link, &op->key, &op->sig, host_buffer(op), op->payload_bytes, op->cells)
-                 : gb_link_recv(link, &op->key, &op->sig, host_buffer(op), op->payload_bytes, op->cells);
+    int rc;
+    if (op->kind == GPUBRIDGE_SEND)
+        rc = gb_link_send(link, &op->key, &op->sig, host_buffer(op), op->payload_bytes, op->cells);
+    else if (op->dev && op->group->lends && op->group->lends[op->source])
+        rc = gb_link_borrow(link, &op->key, &op->sig, host_buffer(op), op->payload_bytes, op->cells);
+    else
+        rc = gb_link_recv(link, &op->key, &op->sig, host_buffer(op), op->payload_bytes, op->cells);
     if (rc) {
         op->started--;
         gb_op_fail(op, rc, gb_err_text());

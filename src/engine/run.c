@@ -107,7 +107,57 @@ static int start_message(struct gb_op *op, struct gb_cell *cell, const struct gb
     key.xid = step->xid;
     if (step->kind == GB_STEP_SEND)
         return gb_link_send(link, &key, &op->sig, address(op, &step->src), step->bytes, cell);
+    const uint32_t *landing = op->xplan->landing;
+    if (landing && landing[index_of(cell)] != GB_NO_STEP)
+        return gb_link_borrow(link, &key, &op->sig, address(op, &step->dst), step->bytes, cell);
     return gb_link_recv(link, &key, &op->sig, address(op, &step->dst), step->bytes, cell);
+}
+
+/* ---- messages that stay in their senders' memory until they are on the device ---- */
+
+static struct gb_link *link_of(const struct gb_op *op, uint32_t index)
+{
+    return op->group->links[op->is_p2p ? (uint32_t)op->source : op->xplan->plan->steps[index].peer];
+}
+
+static void return_loan(struct gb_op *op, uint32_t index)
+{
+    struct gb_cell *cell = &op->cells[index];
+    if (!cell->loan) return;
+    gb_link_return(link_of(op, index), cell->loan);
+    cell->loan = NULL;
+    op->loans--;
+}
+
+void gb_op_return_loans(struct gb_op *op)
+{
+    for (uint32_t i = 0; op->loans && i <= op->xplan->plan->nsteps; i++) return_loan(op, i);
+}
+
+/* A message came, or left: says where the device finds it, and keeps what the peer may still read of ours. */
+static void settle_places(struct gb_op *op, struct gb_cell *cell, const struct gb_net_event *event)
+{
+    const uint32_t index = index_of(cell);
+    if (event->is_lent) {
+        const struct gb_ref start = {0, GB_BUF_HOST};
+        const struct gb_ref *at = op->is_p2p ? &start : &op->xplan->plan->steps[index].src;
+        gb_launcher_stage_keep(launcher_of(op), address(op, at));
+    }
+    if (event->loan && op->is_aborting) {
+        gb_link_return(event->link, event->loan);
+    } else if (event->loan) {
+        cell->loan = event->loan;
+        op->loans++;
+    }
+    if (event->status || op->is_aborting) return;
+    if (op->is_p2p) {
+        if (event->loan) op->dev->buf[GB_BUF_HOST] = (void *)(uintptr_t)event->data;
+        return;
+    }
+    const struct gb_step *step = op->xplan->plan->steps + index;
+    if (!op->xplan->landing || step->kind != GB_STEP_RECV || op->xplan->landing[index] == GB_NO_STEP) return;
+    const void *at = event->loan ? event->data : address(op, &step->dst);
+    atomic_store_explicit(&op->dev->where[index], (uintptr_t)at, memory_order_relaxed); /* the flag follows */
 }
 
 static void start_step(struct gb_op *op, struct gb_cell *cell)
@@ -208,6 +258,7 @@ void gb_op_message_done(struct gb_cell *cell, const struct gb_net_event *event)
     struct gb_op *op = cell->op;
     assert(op->started > 0);
     op->started--;
+    settle_places(op, cell, event);
     if (op->is_p2p) {
         if (event->status && !op->is_aborting)
             fail_message(op, &(struct gb_step){.peer = (uint32_t)op->source}, event);
@@ -274,6 +325,7 @@ static int poll_watched(struct gb_op *op)
             seen++;
             continue;
         }
+        if (xplan->landing && xplan->landing[index] != GB_NO_STEP) return_loan(op, xplan->landing[index]);
         step_done(op, index);
         if (w == op->watch_pos) op->watch_pos++;
         found++;
@@ -324,6 +376,7 @@ int gb_engine_poll_staged(struct gb_engine *engine)
             op->staged_next = op; /* marks: the device is through */
             op->left--;
             found++;
+            gb_op_return_loans(op);
             if (!op->is_aborting) op->progress_ns = gb_now_ns();
             if (op->is_p2p && !op->is_aborting) gb_p2p_device_done(op);
             gb_op_settle(op);
@@ -477,6 +530,7 @@ static void finish(struct gb_op *op)
     if (!op->status) count_op(op, gb_now_ns());
     if (!op->status && op->kind < GB_CODED_KINDS) gb_coded_finished(op);
     trace(op, gb_now_ns());
+    gb_op_return_loans(op); /* of one that never went to the device */
     if (op->dev) gb_launcher_release(launcher_of(op), op->dev);
     gb_op_free_scratch(op); /* now, not when the caller frees its request, which may be much later */
     int notify = op->flags & GPUBRIDGE_OP_NOTIFY ? 1 : 0;

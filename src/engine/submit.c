@@ -131,7 +131,7 @@ void gb_op_free_scratch(struct gb_op *op)
     gb_shadow_free(op);
     if (op->dev && !op->shadow) {
         gb_launcher_mem_free(engine->config.launcher, op->dev_mem);
-        gb_launcher_host_free(engine->config.launcher, op->host_mem);
+        gb_launcher_stage_free(engine->config.launcher, op->host_mem);
     } else {
         gb_pool_put(engine->config.pool, op->dev_mem);
         gb_pool_put(engine->config.pool, op->host_mem);
@@ -168,13 +168,18 @@ static int op_memory(struct gb_op *op, const struct gb_plan *plan, int staged)
         op->dev = gb_pool_get(engine->config.pool, sizeof *op->dev);
         if (!op->dev) return GB_FAIL(GPUBRIDGE_ERR_NO_MEMORY, "no memory for an operation");
         memset(op->dev, 0, sizeof *op->dev);
-        size_t flag_bytes = (plan->nsteps + 1) * sizeof(uint32_t);
-        op->dev->flags = gb_launcher_host(launcher, flag_bytes);
+        const size_t flag_bytes = (plan->nsteps + 2) / 2 * sizeof(uint64_t);
+        const size_t where_bytes = op->xplan->landing ? plan->nsteps * sizeof(uint64_t) : 0;
+        op->dev->flags = gb_launcher_host(launcher, flag_bytes + where_bytes);
         if (!op->dev->flags) return GPUBRIDGE_ERR_NO_MEMORY;
+        op->dev->landing = op->xplan->landing;
+        op->dev->where = (_Atomic uint64_t *)((char *)op->dev->flags + flag_bytes);
         for (uint32_t i = 0; i <= plan->nsteps; i++) atomic_store_explicit(&op->dev->flags[i], 0, memory_order_relaxed);
+        for (size_t i = 0; i < where_bytes / sizeof(uint64_t); i++)
+            atomic_store_explicit(&op->dev->where[i], 0, memory_order_relaxed);
         if (plan->dev_bytes && !(op->dev_mem = gb_launcher_mem(launcher, plan->dev_bytes)))
             return GPUBRIDGE_ERR_NO_MEMORY;
-        if (plan->host_bytes && !(op->host_mem = gb_launcher_host(launcher, plan->host_bytes)))
+        if (plan->host_bytes && !(op->host_mem = gb_launcher_stage(launcher, plan->host_bytes)))
             return GPUBRIDGE_ERR_NO_MEMORY;
     }
     op->buf[GB_BUF_DEV] = op->dev_mem;

@@ -13,6 +13,7 @@ static void xplan_destroy(struct gb_xplan *xplan)
     free(xplan->succ_first);
     free(xplan->succ);
     free(xplan->watch);
+    free(xplan->landing);
     free(xplan);
 }
 
@@ -44,6 +45,51 @@ static int is_net(const struct gb_step *step)
     return step->kind == GB_STEP_SEND || step->kind == GB_STEP_RECV;
 }
 
+static int reads(const struct gb_step *step, const struct gb_ref *at, uint64_t bytes)
+{
+    if (step->kind != GB_STEP_COPY && step->kind != GB_STEP_SEND) return 0;
+    return step->src.buf == at->buf && step->src.off < at->off + bytes && at->off < step->src.off + step->bytes;
+}
+
+/* The copy that takes a message to the device, when nothing else reads it in the staging. */
+static uint32_t landing_of(const struct gb_xplan *xplan, uint32_t recv)
+{
+    const struct gb_step *message = &xplan->plan->steps[recv];
+    uint32_t found = GB_NO_STEP;
+    for (uint32_t s = xplan->succ_first[recv]; s < xplan->succ_first[recv + 1]; s++) {
+        const struct gb_step *step = &xplan->plan->steps[xplan->succ[s]];
+        if (!reads(step, &message->dst, message->bytes)) continue;
+        if (found != GB_NO_STEP || step->kind != GB_STEP_COPY || step->bytes != message->bytes ||
+            step->src.off != message->dst.off)
+            return GB_NO_STEP;
+        found = xplan->succ[s];
+    }
+    return found;
+}
+
+/* Which messages may stay in their senders' memory until they go to the device. */
+static int build_landing(struct gb_xplan *xplan, const struct gb_group *group)
+{
+    const struct gb_plan *plan = xplan->plan;
+    xplan->landing = malloc(((size_t)plan->nsteps + 1) * sizeof *xplan->landing);
+    if (!xplan->landing) return GB_FAIL(GPUBRIDGE_ERR_NO_MEMORY, "no memory for a plan of %u steps", plan->nsteps);
+    for (uint32_t i = 0; i <= plan->nsteps; i++) xplan->landing[i] = GB_NO_STEP;
+    int any = 0;
+    for (uint32_t i = 0; i < plan->nsteps; i++) {
+        const struct gb_step *step = &plan->steps[i];
+        if (step->kind != GB_STEP_RECV || step->bytes <= GB_EAGER_BYTES || !group->lends[step->peer]) continue;
+        uint32_t copy = landing_of(xplan, i);
+        if (copy == GB_NO_STEP) continue;
+        xplan->landing[i] = copy;
+        xplan->landing[copy] = i;
+        any = 1;
+    }
+    if (any) return 0;
+    free(xplan->landing);
+    xplan->landing = NULL;
+    return 0;
+}
+
 static int build_watch(struct gb_xplan *xplan)
 {
     const struct gb_plan *plan = xplan->plan;
@@ -54,7 +100,7 @@ static int build_watch(struct gb_xplan *xplan)
             xplan->nnet++;
             continue;
         }
-        int watched = 0;
+        int watched = xplan->landing && xplan->landing[i] != GB_NO_STEP;
         for (uint32_t s = xplan->succ_first[i]; s < xplan->succ_first[i + 1]; s++)
             watched |= is_net(&plan->steps[xplan->succ[s]]);
         if (watched) xplan->watch[xplan->nwatch++] = i;
@@ -70,6 +116,7 @@ static int xplan_create(struct gb_group *group, const struct gb_topo *topo, cons
     atomic_init(&xplan->refs, 1);
     int rc = gb_plan_build(topo, spec, group->rank, &xplan->plan);
     if (!rc) rc = build_successors(xplan);
+    if (!rc && group->lends && topo->staged[group->rank]) rc = build_landing(xplan, group);
     if (!rc) rc = build_watch(xplan);
     if (rc) {
         xplan_destroy(xplan);

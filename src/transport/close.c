@@ -140,6 +140,7 @@ void gb_net_close(struct gb_net *net, int status, const char *farewell)
     free_notes(net->queue_head);
     free_notes(net->retired);
     for (size_t i = 0; i < net->links; i++) gb_link_free(net->link[i]);
+    gb_loan_net_fini(net);
     gb_fault_close(net);
     close_fd(net->epoll);
     close_fd(net->wake_fd);

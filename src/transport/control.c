@@ -112,6 +112,7 @@ static void reset_lanes(struct gb_link *link)
     link->lanes_up = 0;
     link->ctl_in_len = 0;
     link->control_out_armed = 0;
+    link->offered = 0;
 }
 
 void gb_control_reset(struct gb_link *link)
@@ -129,6 +130,7 @@ static int place(struct gb_link *link, uint8_t kind, uint8_t index, struct gb_so
         link->control_up = 1;
         link->lanes = lanes;
         link->local = sock->ring != NULL;
+        link->lends = link->local && sock->features & GB_FEATURE_LOANS;
     } else if (kind == GB_LANE_EXPRESS) {
         slot = &link->express;
     } else {
@@ -193,6 +195,11 @@ static void queue_ctl(struct gb_link *link, uint8_t type, int status, const void
     pthread_mutex_unlock(&link->lock);
 }
 
+void gb_control_queue(struct gb_link *link, uint8_t type, const void *body, size_t bytes)
+{
+    queue_ctl(link, type, 0, body, bytes);
+}
+
 static void write_ctl(struct gb_link *link)
 {
     pthread_mutex_lock(&link->lock);
@@ -215,8 +222,11 @@ static void write_ctl(struct gb_link *link)
     pthread_mutex_unlock(&link->lock);
 }
 
-static void take_ctl(struct gb_link *link, const struct gb_ctl *ctl, const uint8_t *body)
+/* Returns what is wrong, or NULL. */
+static const char *take_ctl(struct gb_link *link, const struct gb_ctl *ctl, const uint8_t *body)
 {
+    if (ctl->type == GB_CTL_REGION) return gb_loan_on_region(link, body, ctl->bytes);
+    if (ctl->type == GB_CTL_TAKEN) return gb_loan_on_answer(link, body, ctl->bytes);
     if (ctl->type == GB_CTL_MESSAGE) {
         struct gb_net_event ev = {.kind = GB_NET_CTRL, .bytes = ctl->bytes};
         gb_net_event_note(link->net, link, &ev, body, ctl->bytes);
@@ -232,6 +242,7 @@ static void take_ctl(struct gb_link *link, const struct gb_ctl *ctl, const uint8
         for (int i = 0; i < GB_LANES_MAX; i++) shut(&link->lane[i].sock, SHUT_WR);
         pthread_mutex_unlock(&link->lock);
     }
+    return NULL;
 }
 
 static void control_ended(struct gb_link *link, enum gb_report report, const char *text)
@@ -256,7 +267,8 @@ static int parse_ctl(struct gb_link *link)
         if (gb_ctl_parse(head, &ctl, &why) != 0) break;
         if (link->ctl_in_len - at < GB_CTL_HEAD_BYTES + (size_t)ctl.bytes) break;
         if (gb_ctl_check(head, head + GB_CTL_HEAD_BYTES, ctl.bytes, &why) != 0) break;
-        take_ctl(link, &ctl, head + GB_CTL_HEAD_BYTES);
+        why = take_ctl(link, &ctl, head + GB_CTL_HEAD_BYTES);
+        if (why) break;
         at += GB_CTL_HEAD_BYTES + ctl.bytes;
     }
     link->ctl_in_len -= at;
@@ -333,6 +345,7 @@ static uint64_t step_up(struct gb_link *link, uint64_t now)
         pthread_mutex_unlock(&link->lock);
         if (backlog < 4096) queue_ctl(link, GB_CTL_HEARTBEAT, 0, NULL, 0);
     }
+    gb_loan_offer(link);
     write_ctl(link);
     uint64_t silent = now - link->heard_ns;
     if (!link->goodbye && now > link->heard_ns && silent >= (uint64_t)net->peer_timeout_ns) {

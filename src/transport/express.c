@@ -93,7 +93,7 @@ static int hook_frame(void *arg, const struct gb_frame *f, const void *payload, 
 {
     struct gb_link *link = arg;
     uint8_t head[GB_FRAME_BYTES];
-    size_t bytes = f->type == GB_FRAME_EAGER ? (size_t)f->bytes : 0;
+    size_t bytes = gb_frame_payload(f);
     if (link->mute || link->express_eof) return 0; /* the end of the link is on its way */
     gb_frame_pack(f, head);
     if (urgent && link->attached && !link->want_out) return put(link, head, payload, bytes);
@@ -139,8 +139,31 @@ static void hook_event(void *arg, const struct gb_net_event *event)
     gb_net_push(((struct gb_link *)arg)->net, event);
 }
 
-const struct gb_match_hooks gb_express_hooks = {
-    .frame = hook_frame, .move = hook_move, .unqueue = hook_unqueue, .stop = hook_stop, .event = hook_event};
+/* Payload checksums need somebody who reads the payload. */
+static int hook_find(void *arg, const struct gb_msg *m, struct gb_place *place)
+{
+    struct gb_link *link = arg;
+    if (atomic_load_explicit(&link->checksum, memory_order_relaxed)) return 0;
+    if (gb_loan_find(link, m->buf, m->bytes, place) != 0) return 0;
+    atomic_fetch_add_explicit(&link->lent, m->bytes, memory_order_relaxed);
+    return 1;
+}
+
+static void *hook_place(void *arg, const struct gb_place *place, uint64_t bytes)
+{
+    struct gb_link *link = arg;
+    void *at = gb_loan_place(link, place, bytes);
+    if (at) atomic_fetch_add_explicit(&link->borrowed, bytes, memory_order_relaxed);
+    return at;
+}
+
+const struct gb_match_hooks gb_express_hooks = {.frame = hook_frame,
+                                                .move = hook_move,
+                                                .unqueue = hook_unqueue,
+                                                .stop = hook_stop,
+                                                .event = hook_event,
+                                                .find = hook_find,
+                                                .place = hook_place};
 
 /* ---- reading ---- */
 
@@ -154,13 +177,10 @@ static const char *parse(struct gb_link *link, int *rc)
         struct gb_frame f;
         *rc = gb_frame_parse(link->in + at, &f, &why);
         if (*rc) break;
-        size_t payload = 0;
-        if (f.type == GB_FRAME_EAGER) {
-            *rc = f.bytes > GB_EAGER_BYTES ? -1 : 0;
-            why = "an eager message is too long";
-            if (*rc) break;
-            payload = (size_t)f.bytes;
-        }
+        *rc = f.type == GB_FRAME_EAGER && f.bytes > GB_EAGER_BYTES ? -1 : 0;
+        why = "an eager message is too long";
+        if (*rc) break;
+        size_t payload = gb_frame_payload(&f);
         if (link->in_len - at < GB_FRAME_BYTES + payload) break;
         *rc = gb_match_frame(&link->match, &f, link->in + at + GB_FRAME_BYTES, &why);
         if (*rc) break;

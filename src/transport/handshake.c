@@ -103,6 +103,7 @@ static void fill_hello(struct gb_net *net, struct gb_hello *h, uint16_t kind)
     h->version = GB_PROTOCOL_VERSION;
     memcpy(h->from, net->self.byte, 16);
     h->from_rank = net->global_rank;
+    h->features = GB_FEATURE_LOANS;
     snprintf(h->host, sizeof h->host, "%s", net->host);
     snprintf(h->text, sizeof h->text, "gpubridge %s", GB_LIBRARY_VERSION);
     if (getrandom(h->nonce, sizeof h->nonce, 0) != (ssize_t)sizeof h->nonce) abort();
@@ -125,6 +126,7 @@ static void accept_mac(struct gb_conn *c, uint32_t status, uint32_t lanes, uint8
 static void hand_over(struct gb_conn *c, struct gb_link *link, uint32_t lanes)
 {
     struct gb_sock sock = c->sock;
+    sock.features = c->hello.features & c->challenge.features;
     gb_control_watch(c->net, EPOLL_CTL_DEL, sock.fd, 0, NULL, GB_WATCH_CONN);
     c->sock.fd = -1;
     c->sock.ring = NULL;

@@ -58,6 +58,7 @@ struct gb_link *gb_link_make(struct gb_net *net, const uint8_t uuid[16], int32_t
 void gb_link_free(struct gb_link *link)
 {
     gb_match_fini(&link->match);
+    gb_loan_link_fini(link);
     for (int i = 0; i < GB_LANES_MAX; i++) {
         XXH3_freeState(link->lane[i].tx_sum);
         XXH3_freeState(link->lane[i].rx_sum);
@@ -192,6 +193,8 @@ void gb_link_counters(const struct gb_link *link, struct gb_link_counters *out)
 {
     out->sent_bytes = atomic_load_explicit(&link->sent, memory_order_relaxed);
     out->recv_bytes = atomic_load_explicit(&link->recv, memory_order_relaxed);
+    out->lent_bytes = atomic_load_explicit(&link->lent, memory_order_relaxed);
+    out->borrowed_bytes = atomic_load_explicit(&link->borrowed, memory_order_relaxed);
 }
 
 int gb_link_send(struct gb_link *link, const struct gb_key *key, const struct gb_sig *sig, const void *buf,
@@ -204,14 +207,39 @@ int gb_link_send(struct gb_link *link, const struct gb_key *key, const struct gb
     return rc;
 }
 
-int gb_link_recv(struct gb_link *link, const struct gb_key *key, const struct gb_sig *sig, void *buf, uint64_t bytes,
-                 void *cookie)
+static int post_recv(struct gb_link *link, const struct gb_key *key, const struct gb_sig *sig, void *buf,
+                     uint64_t bytes, int borrows, void *cookie)
 {
     pthread_mutex_lock(&link->lock);
-    int rc = gb_match_recv(&link->match, key, sig, buf, bytes, cookie);
+    int rc = gb_match_recv(&link->match, key, sig, buf, bytes, borrows, cookie);
     pthread_mutex_unlock(&link->lock);
     if (link->match.owed >= GB_CREDIT_UNITS / 4) gb_express_mark(link);
     return rc;
+}
+
+int gb_link_recv(struct gb_link *link, const struct gb_key *key, const struct gb_sig *sig, void *buf, uint64_t bytes,
+                 void *cookie)
+{
+    return post_recv(link, key, sig, buf, bytes, 0, cookie);
+}
+
+int gb_link_borrow(struct gb_link *link, const struct gb_key *key, const struct gb_sig *sig, void *buf, uint64_t bytes,
+                   void *cookie)
+{
+    return post_recv(link, key, sig, buf, bytes, gb_link_lends(link), cookie);
+}
+
+void gb_link_return(struct gb_link *link, void *loan)
+{
+    pthread_mutex_lock(&link->lock);
+    int rc = gb_match_return(&link->match, loan);
+    pthread_mutex_unlock(&link->lock);
+    if (rc) gb_control_report(link, GB_REPORT_BROKEN, 0, gb_err_text());
+}
+
+int gb_link_lends(const struct gb_link *link)
+{
+    return gb_link_state(link) == GB_LINK_UP && link->lends;
 }
 
 int gb_link_stale(struct gb_link *link, uint64_t group, uint32_t before, struct gb_key *key, struct gb_sig *sig)

@@ -328,6 +328,7 @@ static int grant(struct gb_match *mt, struct gb_msg *m)
         return GB_FAIL(GPUBRIDGE_ERR_NO_MEMORY, "no receive slot left on the link (%u in use)", mt->slots);
     struct gb_frame f = frame_for(GB_FRAME_GRANT, &m->key, &m->sig, m->bytes);
     f.slot = m->slot;
+    f.flags = m->borrows ? GB_FRAME_BORROWS : 0;
     return emit(mt, &f, NULL, 0);
 }
 
@@ -341,13 +342,28 @@ static void unexpected(struct gb_match *mt, const struct gb_msg *m)
 
 /* ---- posting ---- */
 
-static void start_move(struct gb_match *mt, struct gb_msg *m, uint32_t slot)
+/* The payload stays; its place goes. */
+static int lend(struct gb_match *mt, struct gb_msg *m, const struct gb_place *place)
 {
+    uint8_t body[GB_PLACE_BYTES];
+    struct gb_frame f = frame_for(GB_FRAME_LENT, &m->key, &m->sig, m->bytes);
+    gb_place_pack(place, body);
+    f.slot = m->slot;
+    f.check = gb_frame_check(body, sizeof body);
+    m->stage = GB_MSG_LENT;
+    return emit(mt, &f, body, 1);
+}
+
+static int start_move(struct gb_match *mt, struct gb_msg *m, uint32_t slot)
+{
+    struct gb_place place;
     if (m->asking) gb_msg_unlink(&mt->asking, m);
     m->asking = 0;
     m->slot = slot;
     m->start_ns = gb_now_ns();
+    if (m->borrows && mt->hooks->find && mt->hooks->find(mt->arg, m, &place)) return lend(mt, m, &place);
     mt->hooks->move(mt->arg, m);
+    return 0;
 }
 
 int gb_match_send(struct gb_match *mt, const struct gb_key *key, const struct gb_sig *sig, const void *buf,
@@ -371,8 +387,7 @@ int gb_match_send(struct gb_match *mt, const struct gb_key *key, const struct gb
         m->kind = GB_MSG_SEND;
         m->buf = (void *)(uintptr_t)buf;
         m->cookie = cookie;
-        start_move(mt, m, m->slot);
-        return 0;
+        return start_move(mt, m, m->slot);
     }
     if (bytes <= GB_EAGER_BYTES && mt->credit >= cost(bytes)) {
         mt->credit -= cost(bytes);
@@ -394,7 +409,7 @@ int gb_match_send(struct gb_match *mt, const struct gb_key *key, const struct gb
 
 /* A posted receive meets what came before it. */
 static int recv_late(struct gb_match *mt, struct gb_msg *m, const struct gb_sig *sig, void *buf, uint64_t bytes,
-                     void *cookie)
+                     int borrows, void *cookie)
 {
     if (m->kind != GB_MSG_EARLY && m->kind != GB_MSG_ASKED)
         return GB_FAIL(GPUBRIDGE_ERR_INVALID, "a receive with the same key (seq %u, xid %u) is still posted",
@@ -410,6 +425,7 @@ static int recv_late(struct gb_match *mt, struct gb_msg *m, const struct gb_sig 
         m->buf = buf;
         m->cookie = cookie;
         m->asked = 1;
+        m->borrows = borrows;
         return grant(mt, m);
     }
     if (fits) {
@@ -424,10 +440,10 @@ static int recv_late(struct gb_match *mt, struct gb_msg *m, const struct gb_sig 
 }
 
 int gb_match_recv(struct gb_match *mt, const struct gb_key *key, const struct gb_sig *sig, void *buf, uint64_t bytes,
-                  void *cookie)
+                  int borrows, void *cookie)
 {
     struct gb_msg *m = find(&mt->recv, key);
-    if (m) return recv_late(mt, m, sig, buf, bytes, cookie);
+    if (m) return recv_late(mt, m, sig, buf, bytes, borrows, cookie);
     if (mt->down || gb_cancel_has(mt->cancelled, key->group, key->seq)) {
         done(mt, key, sig, bytes, cookie, mt->down ? mt->down : GPUBRIDGE_ERR_CANCELLED, 0);
         return 0;
@@ -436,6 +452,7 @@ int gb_match_recv(struct gb_match *mt, const struct gb_key *key, const struct gb
     if (!m) return GB_FAIL(GPUBRIDGE_ERR_NO_MEMORY, "no memory for a posted receive");
     m->buf = buf;
     m->cookie = cookie;
+    m->borrows = borrows;
     insert(&mt->recv, m);
     if (bytes <= GB_EAGER_BYTES) return 0;
     return grant(mt, m);
@@ -525,14 +542,16 @@ static int on_grant(struct gb_match *mt, const struct gb_key *key, const struct 
         m = msg_new(mt, GB_MSG_GRANTED, key, sig, f->bytes);
         if (!m) return GPUBRIDGE_ERR_NO_MEMORY;
         m->slot = f->slot;
+        m->borrows = f->flags & GB_FRAME_BORROWS;
         insert(&mt->send, m);
         return 0;
     }
     *why = "it granted a message twice";
     if (m->kind != GB_MSG_SEND || m->stage != GB_MSG_IDLE) return -1;
+    *why = gb_err_text();
     if (agree(m, sig, f->bytes)) {
-        start_move(mt, m, f->slot);
-        return 0;
+        m->borrows = f->flags & GB_FRAME_BORROWS;
+        return start_move(mt, m, f->slot);
     }
     int rc = nack(mt, key, &m->sig, m->bytes, f->slot, 0);
     done(mt, key, sig, f->bytes, m->cookie, GPUBRIDGE_ERR_MISMATCH, 0);
@@ -550,6 +569,69 @@ static void on_nack(struct gb_match *mt, const struct gb_key *key, const struct 
     if (m->kind != (to_sender ? GB_MSG_SEND : GB_MSG_RECV)) return;
     done(mt, key, sig, f->bytes, m->cookie, GPUBRIDGE_ERR_MISMATCH, 0);
     drop(mt, to_sender ? &mt->send : &mt->recv, m);
+}
+
+static int send_return(struct gb_match *mt, const struct gb_key *key, const struct gb_sig *sig, uint64_t bytes)
+{
+    struct gb_frame f = frame_for(GB_FRAME_RETURN, key, sig, bytes);
+    return emit(mt, &f, NULL, 1);
+}
+
+static int on_lent(struct gb_match *mt, const struct gb_key *key, const struct gb_sig *sig, const struct gb_frame *f,
+                   const void *payload, const char **why)
+{
+    struct gb_place place;
+    *why = "the checksum of a lent message's place is wrong";
+    if (gb_frame_check(payload, GB_PLACE_BYTES) != f->check) return GPUBRIDGE_ERR_CHECKSUM;
+    gb_place_parse(payload, &place);
+    *why = "it lends a message that does not lie in the memory it shares";
+    void *at = mt->hooks->place ? mt->hooks->place(mt->arg, &place, f->bytes) : NULL;
+    if (!at) return -1;
+    struct gb_msg *m = slot_find(mt, f->slot);
+    *why = gb_err_text();
+    if (!m) return send_return(mt, key, sig, f->bytes); /* cancelled here while it was on its way */
+    *why = "a lent message does not fit the receive it names";
+    if (m->stage != GB_MSG_IDLE || m->kind != GB_MSG_RECV || !m->borrows || !key_equal(&m->key, key) ||
+        !agree(m, sig, f->bytes))
+        return -1;
+    take_out(&mt->recv, m);
+    slot_give(mt, m);
+    m->kind = GB_MSG_LOAN;
+    struct gb_net_event ev = {.kind = GB_NET_DONE,
+                              .link = mt->link,
+                              .cookie = m->cookie,
+                              .key = *key,
+                              .sig = *sig,
+                              .bytes = f->bytes,
+                              .start_ns = gb_now_ns(),
+                              .data = at,
+                              .loan = m};
+    mt->hooks->event(mt->arg, &ev);
+    return 0;
+}
+
+int gb_match_return(struct gb_match *mt, struct gb_msg *loan)
+{
+    assert(loan->kind == GB_MSG_LOAN);
+    int rc = mt->down ? 0 : send_return(mt, &loan->key, &loan->sig, loan->bytes);
+    gb_match_recycle(mt, loan);
+    return rc;
+}
+
+static int on_return(struct gb_match *mt, const struct gb_key *key, const struct gb_sig *sig, const struct gb_frame *f,
+                     const char **why)
+{
+    struct gb_msg *m = find(&mt->send, key);
+    *why = "it returned a message that was not lent";
+    if (!m || m->stage != GB_MSG_LENT || m->bytes != f->bytes) return -1;
+    if (m->kind == GB_MSG_OWED) {
+        struct gb_net_event ev = {.kind = GB_NET_RETURNED, .link = mt->link, .key = *key, .sig = *sig, .data = m->buf};
+        mt->hooks->event(mt->arg, &ev);
+    } else {
+        done(mt, key, sig, m->bytes, m->cookie, 0, m->start_ns);
+    }
+    drop(mt, &mt->send, m);
+    return 0;
 }
 
 int gb_match_frame(struct gb_match *mt, const struct gb_frame *f, const void *payload, const char **why)
@@ -570,6 +652,10 @@ int gb_match_frame(struct gb_match *mt, const struct gb_frame *f, const void *pa
     case GB_FRAME_NACK:
         on_nack(mt, &key, &sig, f);
         return 0;
+    case GB_FRAME_LENT:
+        return on_lent(mt, &key, &sig, f, payload, why);
+    case GB_FRAME_RETURN:
+        return on_return(mt, &key, &sig, f, why);
     case GB_FRAME_CREDIT:
         return 0;
     default:
@@ -610,12 +696,37 @@ int gb_match_stale(const struct gb_match *mt, uint64_t group, uint32_t before, s
 
 /* ---- giving up ---- */
 
+/* The peer may be reading the buffer: whoever posted it learns that at once, and when it comes back.  A lost peer does
+ * not give anything back. */
+static void give_up_lent(struct gb_match *mt, struct gb_msg *m, int status)
+{
+    if (m->kind == GB_MSG_SEND) {
+        struct gb_net_event ev = {.kind = GB_NET_DONE,
+                                  .status = status,
+                                  .link = mt->link,
+                                  .cookie = m->cookie,
+                                  .key = m->key,
+                                  .sig = m->sig,
+                                  .bytes = m->bytes,
+                                  .start_ns = m->start_ns,
+                                  .is_lent = 1};
+        ev.text = status == GPUBRIDGE_ERR_CANCELLED ? "cancelled" : mt->down_text ? mt->down_text : "";
+        mt->hooks->event(mt->arg, &ev);
+        m->kind = GB_MSG_OWED;
+    }
+    if (mt->down) drop(mt, &mt->send, m);
+}
+
 /* Returns 1 when the message is gone. */
 static int give_up(struct gb_match *mt, struct gb_match_table *t, struct gb_msg *m, int status)
 {
     if (m->stage == GB_MSG_ACTIVE) {
         atomic_store_explicit(&m->stop, status, memory_order_relaxed);
         mt->hooks->stop(mt->arg, m);
+        return 0;
+    }
+    if (m->stage == GB_MSG_LENT) {
+        give_up_lent(mt, m, status);
         return 0;
     }
     if (m->stage == GB_MSG_QUEUED) mt->hooks->unqueue(mt->arg, m);

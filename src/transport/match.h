@@ -31,8 +31,10 @@ enum gb_msg_kind {
     GB_MSG_EARLY,   /* eager payload without a posted receive */
     GB_MSG_ASKED,   /* announcement without a posted receive */
     GB_MSG_TOMB,    /* received, but its announcement is still on the way */
+    GB_MSG_OWED,    /* lent send that was given up: its buffer is to come back */
+    GB_MSG_LOAN,    /* received where the sender has it: in no table, the caller's until it is returned */
 };
-enum gb_msg_stage { GB_MSG_IDLE, GB_MSG_QUEUED, GB_MSG_ACTIVE };
+enum gb_msg_stage { GB_MSG_IDLE, GB_MSG_QUEUED, GB_MSG_ACTIVE, GB_MSG_LENT /* a send that the peer reads in place */ };
 
 struct gb_msg {
     struct gb_note note;            /* must be first; used once the message is done */
@@ -44,6 +46,7 @@ struct gb_msg {
     int asked;     /* SEND: an RTS went out.  RECV: an RTS came in */
     int asking;    /* SEND: on the list of those to announce */
     int granted;   /* RECV: has a slot */
+    int borrows;   /* RECV: may be lent.  SEND, GRANTED: the peer says so */
     uint32_t slot; /* RECV: ours.  SEND, GRANTED: the peer's */
     struct gb_key key;
     struct gb_sig sig;
@@ -68,6 +71,10 @@ struct gb_match_hooks {
     void (*unqueue)(void *arg, struct gb_msg *m); /* take back a QUEUED send */
     void (*stop)(void *arg, struct gb_msg *m);    /* m->stop was set on an ACTIVE message: make its mover look */
     void (*event)(void *arg, const struct gb_net_event *event);
+    /* Loans: 1 and where m->buf lies when the peer can read it there; the address of a payload of the peer, NULL when it
+     * cannot be.  NULL hooks: there are none. */
+    int (*find)(void *arg, const struct gb_msg *m, struct gb_place *place);
+    void *(*place)(void *arg, const struct gb_place *place, uint64_t bytes);
 };
 
 /* Cancelled groups (seq -1) and operations; engine role. */
@@ -115,7 +122,9 @@ void gb_match_fini(struct gb_match *mt);
 int gb_match_send(struct gb_match *mt, const struct gb_key *key, const struct gb_sig *sig, const void *buf,
                   uint64_t bytes, void *cookie) GB_NODISCARD;
 int gb_match_recv(struct gb_match *mt, const struct gb_key *key, const struct gb_sig *sig, void *buf, uint64_t bytes,
-                  void *cookie) GB_NODISCARD;
+                  int borrows, void *cookie) GB_NODISCARD;
+/* The loan of a receive's event has been read. */
+int gb_match_return(struct gb_match *mt, struct gb_msg *loan) GB_NODISCARD;
 /* An express frame came.  Nonzero: the peer broke the protocol, or memory is short; *why says how. */
 int gb_match_frame(struct gb_match *mt, const struct gb_frame *f, const void *payload, const char **why) GB_NODISCARD;
 /* Announces what still waits and gives back credit. */

@@ -10,7 +10,7 @@
  * never holds up another one, and a lane's reader never stops.
  *
  * Threads.  *Engine role* (one thread at a time, changing over time; the caller serialises): gb_link_send,
- * gb_link_recv, gb_net_poll, gb_net_wait, gb_net_cancel.  Any thread: gb_net_wake, gb_net_job, gb_link_ctrl,
+ * gb_link_recv, gb_link_borrow, gb_link_return, gb_net_poll, gb_net_wait, gb_net_cancel.  Any thread: gb_net_wake, gb_net_job, gb_link_ctrl,
  * gb_link_get/put, gb_link_state.  Inside: one control thread (listener, handshakes, heartbeats, control messages) and
  * the I/O workers, which own the bulk lanes and run jobs.  The express lane (eager messages, grants, credit) is read
  * and written by the engine role itself, so a small message costs no thread switch.  Nothing here blocks but
@@ -86,6 +86,8 @@ enum gb_net_event_kind {
     GB_NET_PEER_LEFT,  /* the peer said goodbye and all its data has been delivered: `status`, `text`: its reason */
     GB_NET_PEER_LOST,  /* closed without goodbye, silent, damaged, unreachable: `status`, `text` says how it was seen */
     GB_NET_CTRL,       /* a control message: `data`, `bytes` (valid until the next poll) */
+    GB_NET_REGION,     /* the peer offers memory to read messages in: `cookie`; answer with gb_region_answer */
+    GB_NET_RETURNED,   /* a lent buffer, `data`, is the caller's again: its message was given up before */
     GB_NET_UNEXPECTED, /* a P2P message was announced or arrived without a posted receive: `key`, `sig`, `bytes` */
 };
 
@@ -97,10 +99,32 @@ struct gb_net_event {
     struct gb_key key;
     struct gb_sig sig;
     uint64_t bytes;
-    const void *data;  /* CTRL */
+    const void *data;  /* CTRL; RETURNED; DONE with a loan: the payload */
+    void *loan;        /* DONE of gb_link_borrow: the payload lies at `data` until gb_link_return; NULL: it is in `buf` */
+    int is_lent;       /* DONE with an error: the peer may still read the buffer, until RETURNED or, when it is lost,
+                          for ever */
     const char *text;  /* LEFT, LOST, and DONE with an error; valid until the next poll */
     uint64_t start_ns; /* DONE: when both ends were ready (first byte moved, or both posted); 0 unknown */
 };
+
+/* ---- memory whose messages peers of this host read in place ---- */
+
+#define GB_REGIONS_MAX 64u /* that one process offers */
+struct gb_region {
+    int fd;
+    void *base; /* a page boundary */
+    uint64_t bytes;
+};
+/* Any thread.  `bytes`: whole pages.  A region may be freed when the net is not polled any more; peers that took it keep
+ * its pages. */
+int gb_region_make(uint64_t bytes, struct gb_region *region) GB_NODISCARD;
+void gb_region_free(struct gb_region *region);
+/* Any thread: peers that can may take it from now on; then messages from inside it cross without a copy. */
+int gb_net_offer(struct gb_net *net, const struct gb_region *region) GB_NODISCARD;
+/* What GB_NET_REGION brought (its cookie): mapped until gb_net_close.  Any thread; every offer is answered once. */
+void *gb_region_address(void *region, uint64_t *bytes);
+enum gb_region_use { GB_REGION_UNWANTED, GB_REGION_TAKEN, GB_REGION_FAILED };
+void gb_region_answer(void *region, enum gb_region_use use);
 
 int gb_net_open(const struct gb_net_config *config, struct gb_net **net) GB_NODISCARD;
 /* `farewell`: reason put into the GOODBYE, "" for a normal exit; status 0 or the first culprit's.  Bounded: 5 s. */
@@ -119,8 +143,11 @@ const char *gb_link_label(const struct gb_link *link);
 size_t gb_link_describe(const struct gb_link *link, char *text, size_t capacity);
 void gb_link_set_user(struct gb_link *link, void *user); /* engine role; NULL at first */
 void *gb_link_user(const struct gb_link *link);
+/* Can messages be lent over it?  Known once it is up. */
+int gb_link_lends(const struct gb_link *link);
 struct gb_link_counters {
     uint64_t sent_bytes, recv_bytes; /* on the wire, headers included, control lane excluded */
+    uint64_t lent_bytes, borrowed_bytes; /* payloads that were read where their sender had them */
 };
 void gb_link_counters(const struct gb_link *link, struct gb_link_counters *out);
 
@@ -131,6 +158,11 @@ int gb_link_send(struct gb_link *link, const struct gb_key *key, const struct gb
                  uint64_t bytes, void *cookie) GB_NODISCARD;
 int gb_link_recv(struct gb_link *link, const struct gb_key *key, const struct gb_sig *sig, void *buf, uint64_t bytes,
                  void *cookie) GB_NODISCARD;
+/* The same, but the payload may stay in the sender's memory (event->loan), which this process has taken: the send is
+ * not done before gb_link_return. */
+int gb_link_borrow(struct gb_link *link, const struct gb_key *key, const struct gb_sig *sig, void *buf, uint64_t bytes,
+                   void *cookie) GB_NODISCARD;
+void gb_link_return(struct gb_link *link, void *loan);
 /* 1 when a message of a collective of `group` numbered below `before` came and nobody posted a receive for it: with
  * those operations finished, the peer did something else.  Looks at everything the link holds: not for every message.
  */

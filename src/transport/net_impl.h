@@ -6,6 +6,7 @@
 #ifndef GB_TRANSPORT_NET_IMPL_H
 #define GB_TRANSPORT_NET_IMPL_H
 
+#include "transport/loan.h"
 #include "transport/match.h"
 #include "transport/net.h"
 #include "transport/ring.h"
@@ -84,6 +85,7 @@ struct gb_link {
     void *user;                            /* engine role */
     _Atomic int state;                     /* enum gb_link_state; written under lock */
     _Atomic uint64_t sent, recv;           /* relaxed counters */
+    _Atomic uint64_t lent, borrowed;       /* the same: payload bytes that did not cross */
 
     pthread_mutex_t lock;
     /* guarded by lock */
@@ -91,6 +93,10 @@ struct gb_link {
     uint32_t lanes, lanes_up; /* bulk lanes agreed; attached */
     int express_up, control_up;
     int local;      /* its control lane is a local socket: shared memory */
+    int lends;      /* and both ends know loans; constant once it is up */
+    uint8_t taken[GB_REGIONS_MAX]; /* of our regions: the peer reads them */
+    struct gb_peer_region theirs[GB_REGIONS_MAX];
+    uint32_t ntheirs;
     char where[64]; /* address of the peer */
     int down_status;
     char text[GB_TEXT_BYTES];       /* why it is down; constant once state is LEFT or DEAD */
@@ -119,6 +125,8 @@ struct gb_link {
     uint64_t heard_ns, beat_ns,
         trouble_ns; /* last sign of life; last heartbeat sent; when a lane ended or said goodbye */
     int control_eof, goodbye, control_out_armed;
+    uint32_t offered;      /* our regions that the peer was told of */
+    uint32_t told_refusal; /* that it cannot read them */
     int goodbye_status;
     char goodbye_text[256];
     char hint[GB_TEXT_BYTES]; /* last failed attempt of somebody who named this peer */
@@ -162,6 +170,8 @@ struct gb_net {
     int checksum;
     void *fault;
     struct gb_address_info own; /* constant after open */
+    struct gb_own_region region[GB_REGIONS_MAX];
+    _Atomic uint32_t regions; /* added under lock */
     int listener, local_listener;
 
     pthread_mutex_t lock;
@@ -230,6 +240,7 @@ void gb_express_mark(struct gb_link *link); /* has something for the next flush 
 /* control.c */
 void *gb_control_main(void *net);
 void gb_control_wake(struct gb_net *net);
+void gb_control_queue(struct gb_link *link, uint8_t type, const void *body, size_t bytes); /* any thread */
 /* Any lane owner, link->lock not held: this lane ended. */
 void gb_control_report(struct gb_link *link, enum gb_report report, int torn, const char *text);
 void gb_control_down(struct gb_link *link, enum gb_link_state state, int status, const char *fmt, ...)

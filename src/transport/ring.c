@@ -44,6 +44,7 @@ void gb_ring_free(struct gb_ring *ring)
     if (!ring) return;
     if (ring->map) munmap(ring->map, ring->map_bytes);
     gb_ring_close_fd(ring);
+    for (int i = 0; i < ring->nin; i++) close(ring->inbox[i]);
     free(ring);
 }
 

@@ -23,6 +23,7 @@
 #define GB_RING_PAGE 4096u
 #define GB_RING_MIN  4096u
 #define GB_RING_MAX  (16u << 20)
+#define GB_RING_FDS  8 /* on the way at a time */
 
 /* One direction; at offset 0 (from the maker) and 2048 (to it) of the shared memory. */
 struct gb_ring_ctl {
@@ -54,6 +55,10 @@ struct gb_ring {
     int ended;     /* the socket ended */
     int error;     /* errno of the socket, or EBADMSG: impossible positions; 0: fine */
     unsigned idle; /* fruitless reads since the socket was looked at */
+    /* Control lane: descriptors that go with the next bytes, and that came and were not asked for yet. */
+    int takes; /* the handshake is over */
+    int outbox[GB_RING_FDS], inbox[GB_RING_FDS];
+    int nout, nin;
 };
 
 struct gb_ring *gb_ring_new(void); /* without memory yet; NULL: no memory for it either */

@@ -161,41 +161,63 @@ static void shm_start(struct gb_sock *sock)
     if (!sock->ring) return;
     gb_ring_close_fd(sock->ring);
     sock->ring->live = sock->ring->map != NULL;
+    sock->ring->takes = sock->kind == GB_LANE_CONTROL;
 }
 
 /* ---- bytes of the handshake: through the socket, with the descriptor beside them ---- */
 
 union fd_space {
     struct cmsghdr align;
-    char bytes[CMSG_SPACE(sizeof(int))];
+    char bytes[CMSG_SPACE(GB_RING_FDS * sizeof(int))];
 };
 
 static ssize_t write_socket(struct gb_sock *sock, const struct iovec *iov, int count)
 {
     struct gb_ring *ring = sock->ring;
-    if (ring->fd < 0 || !ring->map || ring->sent) return gb_stream_write(sock, iov, count);
+    const int *fds = ring->nout ? ring->outbox : &ring->fd;
+    const size_t fd_bytes = sizeof(int) * (ring->nout ? (size_t)ring->nout : 1);
+    if (!ring->nout && (ring->fd < 0 || !ring->map || ring->sent)) return gb_stream_write(sock, iov, count);
     union fd_space space = {.bytes = {0}};
     struct msghdr msg = {.msg_iov = (struct iovec *)(uintptr_t)iov,
                          .msg_iovlen = (size_t)count,
                          .msg_control = space.bytes,
-                         .msg_controllen = sizeof space.bytes};
+                         .msg_controllen = CMSG_SPACE(fd_bytes)};
     struct cmsghdr *c = CMSG_FIRSTHDR(&msg);
     c->cmsg_level = SOL_SOCKET;
     c->cmsg_type = SCM_RIGHTS;
-    c->cmsg_len = CMSG_LEN(sizeof(int));
-    memcpy(CMSG_DATA(c), &ring->fd, sizeof(int));
+    c->cmsg_len = CMSG_LEN(fd_bytes);
+    memcpy(CMSG_DATA(c), fds, fd_bytes);
     ssize_t n;
     do n = sendmsg(sock->fd, &msg, MSG_DONTWAIT | MSG_NOSIGNAL);
     while (n < 0 && errno == EINTR);
-    if (n > 0) ring->sent = 1;
+    if (n > 0 && ring->nout)
+        ring->nout = 0;
+    else if (n > 0)
+        ring->sent = 1;
     return n < 0 ? -errno : n;
 }
 
-/* Keeps one descriptor, from an acceptor's lane that is to have memory; the kernel drops the others. */
+/* What there is room for; the rest is closed again. */
+static void keep_fds(struct gb_ring *ring, struct cmsghdr *c)
+{
+    size_t n = (c->cmsg_len - CMSG_LEN(0)) / sizeof(int);
+    for (size_t i = 0; i < n; i++) {
+        int fd;
+        memcpy(&fd, CMSG_DATA(c) + i * sizeof fd, sizeof fd);
+        if (!ring->takes && ring->fd < 0)
+            ring->fd = fd;
+        else if (ring->takes && ring->nin < GB_RING_FDS)
+            ring->inbox[ring->nin++] = fd;
+        else
+            close(fd);
+    }
+}
+
+/* Keeps the descriptor of memory that an acceptor's lane is to have, and those that come with control messages. */
 static ssize_t read_socket(struct gb_sock *sock, struct iovec *iov, int count)
 {
     struct gb_ring *ring = sock->ring;
-    if (sock->kind == GB_LANE_CONTROL || ring->fd >= 0) return gb_stream_read(sock, iov, count);
+    if (!ring->takes && (sock->kind == GB_LANE_CONTROL || ring->fd >= 0)) return gb_stream_read(sock, iov, count);
     union fd_space space = {.bytes = {0}};
     struct msghdr msg = {
         .msg_iov = iov, .msg_iovlen = (size_t)count, .msg_control = space.bytes, .msg_controllen = sizeof space.bytes};
@@ -204,9 +226,25 @@ static ssize_t read_socket(struct gb_sock *sock, struct iovec *iov, int count)
     while (n < 0 && errno == EINTR);
     if (n < 0) return -errno;
     struct cmsghdr *c = CMSG_FIRSTHDR(&msg);
-    if (c && c->cmsg_level == SOL_SOCKET && c->cmsg_type == SCM_RIGHTS && c->cmsg_len == CMSG_LEN(sizeof(int)))
-        memcpy(&ring->fd, CMSG_DATA(c), sizeof(int));
+    if (c && c->cmsg_level == SOL_SOCKET && c->cmsg_type == SCM_RIGHTS) keep_fds(ring, c);
     return n;
+}
+
+int gb_sock_pass(struct gb_sock *sock, int fd)
+{
+    struct gb_ring *ring = sock->ring;
+    if (!ring || ring->nout == GB_RING_FDS) return 0;
+    ring->outbox[ring->nout++] = fd;
+    return 1;
+}
+
+int gb_sock_passed(struct gb_sock *sock)
+{
+    struct gb_ring *ring = sock->ring;
+    if (!ring || ring->nin == 0) return -1;
+    int fd = ring->inbox[0];
+    memmove(ring->inbox, ring->inbox + 1, (size_t)--ring->nin * sizeof fd);
+    return fd;
 }
 
 static ssize_t shm_read(struct gb_sock *sock, struct iovec *iov, int count)

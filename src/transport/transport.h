@@ -23,6 +23,7 @@ struct gb_sock {
     int fd; /* pollable; -1: none */
     struct gb_net *net;
     uint8_t kind, index;         /* enum gb_lane_kind; set by the handshake before data flows */
+    uint8_t features;            /* enum gb_feature of both ends; the same */
     struct gb_ring *ring;        /* of a Unix socket: the memory beside it, or the place for it; else NULL */
     struct gb_fault_lane *fault; /* state of the fault wrapper, or NULL */
 };

@@ -71,6 +71,24 @@ int gb_frame_parse(const uint8_t in[GB_FRAME_BYTES], struct gb_frame *f, const c
     return 0;
 }
 
+size_t gb_frame_payload(const struct gb_frame *f)
+{
+    if (f->type == GB_FRAME_LENT) return GB_PLACE_BYTES;
+    return f->type == GB_FRAME_EAGER ? (size_t)f->bytes : 0;
+}
+
+void gb_place_pack(const struct gb_place *place, uint8_t out[GB_PLACE_BYTES])
+{
+    gb_put32(out, place->region);
+    gb_put32(out + 4, 0);
+    gb_put64(out + 8, place->offset);
+}
+
+void gb_place_parse(const uint8_t in[GB_PLACE_BYTES], struct gb_place *place)
+{
+    *place = (struct gb_place){.region = gb_get32(in), .offset = gb_get64(in + 8)};
+}
+
 void gb_trailer_pack(const struct gb_trailer *t, uint8_t out[GB_TRAILER_BYTES])
 {
     gb_put64(out, t->sum);

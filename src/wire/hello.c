@@ -43,6 +43,7 @@ void gb_hello_pack(const struct gb_hello *h, uint8_t out[GB_HELLO_BYTES])
     out[73] = h->lane_index;
     out[74] = h->lanes;
     out[75] = h->status;
+    out[76] = h->features;
     memcpy(out + 80, h->host, GB_HELLO_HOST);
     memcpy(out + 144, h->text, GB_HELLO_TEXT);
 }
@@ -75,7 +76,8 @@ int gb_hello_parse(const uint8_t *in, size_t bytes, struct gb_hello *h, const ch
                            .lane_kind = in[72],
                            .lane_index = in[73],
                            .lanes = in[74],
-                           .status = in[75]};
+                           .status = in[75],
+                           .features = in[76]};
     memcpy(h->from, in + 16, 16);
     memcpy(h->to, in + 32, 16);
     memcpy(h->nonce, in + 48, 16);

@@ -27,6 +27,7 @@
 
 enum gb_hs_kind { GB_HS_HELLO = 1, GB_HS_CHALLENGE, GB_HS_PROOF, GB_HS_ACCEPT };
 enum gb_lane_kind { GB_LANE_CONTROL, GB_LANE_EXPRESS, GB_LANE_BULK, GB_LANE_KIND_END };
+enum gb_feature { GB_FEATURE_LOANS = 1 }; /* bits: payloads may be lent (frames LENT and RETURN) */
 /* Why the acceptor says no. */
 enum gb_hs_status {
     GB_HS_OK,
@@ -50,6 +51,7 @@ struct gb_hello { /* HELLO and the body of CHALLENGE */
     int32_t from_rank, to_rank;
     uint8_t lane_kind, lane_index, lanes; /* lanes: bulk lanes wanted */
     uint8_t status;                       /* CHALLENGE: enum gb_hs_status */
+    uint8_t features;                     /* enum gb_feature; what the other end does not know is not used */
     char host[GB_HELLO_HOST];             /* label */
     char text[GB_HELLO_TEXT];             /* library version, for people */
 };

@@ -77,7 +77,7 @@ static void machine(const uint8_t *data, size_t size)
         if (f.type == GB_FRAME_EAGER) f.bytes = data[i + 3] % 32;
         f.check = f.type == GB_FRAME_EAGER ? gb_frame_check(payload, (size_t)f.bytes) : 0;
         if (data[i] & 0x80) {
-            (void)!gb_match_recv(&mt, &key, &sig, posted[f.seq], data[i + 3] & 2 ? 16 : 20000, NULL);
+            (void)!gb_match_recv(&mt, &key, &sig, posted[f.seq], data[i + 3] & 2 ? 16 : 20000, 0, NULL);
         } else if (data[i] & 0x40) {
             (void)!gb_match_send(&mt, &key, &sig, payload, data[i + 3] & 2 ? 16 : 20000, NULL);
         } else if (data[i] == 0x3f) {

@@ -122,7 +122,7 @@ static void test_damaged_payload(void **state)
     char buf[3] = {0};
     struct gb_key k = key(1);
     f.check = gb_frame_check("abc", 3);
-    assert_int_equal(gb_match_recv(&mt, &k, &sig, buf, 3, NULL), 0);
+    assert_int_equal(gb_match_recv(&mt, &k, &sig, buf, 3, 0, NULL), 0);
     assert_int_equal(gb_match_frame(&mt, &f, "abd", &why), GPUBRIDGE_ERR_CHECKSUM);
     assert_int_equal(buf[0], 0);
     assert_int_equal(saw.events, 0);
@@ -134,7 +134,7 @@ static void test_data(void **state)
     static char buf[30000];
     struct gb_msg *m;
     struct gb_key k = key(4);
-    assert_int_equal(gb_match_recv(&mt, &k, &sig, buf, sizeof buf, NULL), 0);
+    assert_int_equal(gb_match_recv(&mt, &k, &sig, buf, sizeof buf, 0, NULL), 0);
     assert_int_equal(saw.frame.type, GB_FRAME_GRANT);
     uint32_t slot = saw.frame.slot;
     struct gb_frame f = frame(GB_FRAME_DATA, 4, sizeof buf);
@@ -211,11 +211,11 @@ static void test_down(void **state)
     char buf[3] = {0};
     struct gb_key k = key(1), k2 = key(2);
     assert_int_equal(feed(frame(GB_FRAME_EAGER, 1, 3), "abc"), 0);
-    assert_int_equal(gb_match_recv(&mt, &k2, &sig, buf, 3, NULL), 0);
+    assert_int_equal(gb_match_recv(&mt, &k2, &sig, buf, 3, 0, NULL), 0);
     gb_match_fail(&mt, GPUBRIDGE_ERR_PEER_LOST, "gone");
     assert_int_equal(saw.event.status, GPUBRIDGE_ERR_PEER_LOST);
     assert_string_equal(saw.event.text, "gone");
-    assert_int_equal(gb_match_recv(&mt, &k, &sig, buf, 3, NULL), 0);
+    assert_int_equal(gb_match_recv(&mt, &k, &sig, buf, 3, 0, NULL), 0);
     assert_int_equal(saw.event.status, 0);
     assert_memory_equal(buf, "abc", 3);
     assert_int_equal(gb_match_send(&mt, &k, &sig, buf, 3, NULL), 0);
