@@ -46,14 +46,14 @@ struct gb_settings {
     int32_t island_reduce; /* enum gb_island_reduce */
     int32_t gate;          /* enum gb_gate */
     uint64_t mem_bytes;
-    int32_t transport;    /* enum gb_transport_choice; gb_settings_word gives its name */
-    uint32_t lanes;       /* 0: auto */
-    uint32_t workers;     /* 0: auto */
-    uint64_t chunk_bytes; /* 0: auto */
-    uint64_t flat_bytes;  /* GB_FLAT_BYTES_AUTO: auto; 0: never */
+    int32_t transport;      /* enum gb_transport_choice; gb_settings_word gives its name */
+    uint32_t lanes;         /* 0: auto */
+    uint32_t workers;       /* 0: auto */
+    uint64_t chunk_bytes;   /* 0: auto */
+    uint64_t flat_bytes;    /* GB_FLAT_BYTES_AUTO: auto; 0: never */
     int32_t shared_staging; /* 0 / 1 */
-    uint64_t host_bytes;  /* GB_FLAT_BYTES_AUTO: auto; 0: never */
-    int32_t compression;  /* enum gb_compression */
+    uint64_t host_bytes;    /* GB_FLAT_BYTES_AUTO: auto; 0: never */
+    int32_t compression;    /* enum gb_compression */
     uint64_t compression_min_bytes;
     int32_t compression_dtypes; /* enum gb_compression_dtypes */
     int32_t compression_gather; /* 0 / 1 */

@@ -92,13 +92,13 @@ struct gb_launcher {
     struct gb_module *module;
     void *reduce, *poison; /* kernels */
     struct gb_module *fetch_module;
-    void *fetch;           /* kernel; NULL: none */
-    void **borrowed;       /* launcher thread: memory of peers that is registered here */
+    void *fetch;     /* kernel; NULL: none */
+    void **borrowed; /* launcher thread: memory of peers that is registered here */
     uint32_t nborrowed, borrowed_capacity;
-    int told_foreign;      /* launcher thread: that a peer's memory cannot be registered */
-    int is_shared;         /* guarded by stage.lock: gb_launcher_share was called */
-    uint64_t *coded;       /* device memory: [GB_CODEC_STATS] what encoding met since the launcher opened, */
-    uint64_t *coded_seen;  /* and a pinned copy, made at the end of every job with a codec */
+    int told_foreign;     /* launcher thread: that a peer's memory cannot be registered */
+    int is_shared;        /* guarded by stage.lock: gb_launcher_share was called */
+    uint64_t *coded;      /* device memory: [GB_CODEC_STATS] what encoding met since the launcher opened, */
+    uint64_t *coded_seen; /* and a pinned copy, made at the end of every job with a codec */
     pthread_t thread;
     pthread_mutex_t issuing;
     pthread_mutex_t lock;

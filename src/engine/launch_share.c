@@ -17,8 +17,7 @@ int gb_launch_region_make(struct gb_launch_pool *pool, uint64_t bytes, struct gb
     is_registered = !rc;
     if (!rc) rc = gb_net_offer(pool->net, region);
     if (!rc) return 0;
-    GB_WARN("staging memory is not shared with processes of this host, messages to them are copied: %s",
-            gb_err_text());
+    GB_WARN("staging memory is not shared with processes of this host, messages to them are copied: %s", gb_err_text());
     pool->net = NULL; /* said once */
     if (is_registered) gb_device_host_unregister(pool->device, region->base);
     if (region->base) gb_region_free(region);

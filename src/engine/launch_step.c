@@ -219,8 +219,8 @@ static int issue_vendor(struct gb_launcher *launcher, struct gb_job *job, const 
     return gb_ccl_exchange(op->ccl, launcher->parts, (int)step->nparts, stream);
 }
 
-/* A message goes to the device from where it is.  A stream that holds the copy before that is known gets a kernel, which
- * looks when its turn has come. */
+/* A message goes to the device from where it is.  A stream that holds the copy before that is known gets a kernel,
+ * which looks when its turn has come. */
 static int issue_landing(struct gb_launcher *launcher, const struct gb_dev_op *op, uint32_t index, void *stream)
 {
     const struct gb_step *step = &op->plan->steps[index];

@@ -69,8 +69,8 @@ void *gb_launcher_mem(struct gb_launcher *launcher, uint64_t bytes);
 void gb_launcher_mem_free(struct gb_launcher *launcher, void *mem);
 void *gb_launcher_host(struct gb_launcher *launcher, uint64_t bytes);
 void gb_launcher_host_free(struct gb_launcher *launcher, void *mem);
-/* Staging of messages: pinned host memory too, which peers of this host may read in place once it is shared.  A kept block
- * stays in use, whatever its owner frees, until as many calls of back; `at`: any address in it.  Any thread. */
+/* Staging of messages: pinned host memory too, which peers of this host may read in place once it is shared.  A kept
+ * block stays in use, whatever its owner frees, until as many calls of back; `at`: any address in it.  Any thread. */
 void *gb_launcher_stage(struct gb_launcher *launcher, uint64_t bytes);
 void gb_launcher_stage_free(struct gb_launcher *launcher, void *mem);
 void gb_launcher_stage_keep(struct gb_launcher *launcher, const void *at);

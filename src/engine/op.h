@@ -26,7 +26,7 @@ struct gb_xplan {
     _Atomic uint32_t refs;
     uint32_t *succ_first; /* [nsteps + 1] into succ */
     uint32_t *succ;
-    uint32_t *watch; /* staged: device steps that a network step or a lent message waits for, ascending */
+    uint32_t *watch;   /* staged: device steps that a network step or a lent message waits for, ascending */
     uint32_t *landing; /* [nsteps] as in struct gb_dev_op; NULL: no message of the plan can be lent */
     uint32_t nwatch;
     uint32_t nnet; /* network steps */

@@ -48,8 +48,7 @@ int gb_region_make(uint64_t bytes, struct gb_region *region)
     int fd = -1;
     uint64_t all = bytes + GB_REGION_HEAD;
     if (bytes == 0 || bytes > GB_REGION_MAX || bytes % GB_REGION_HEAD)
-        return GB_FAIL(GPUBRIDGE_ERR_INVALID, "a region of %llu bytes; it has whole pages",
-                       (unsigned long long)bytes);
+        return GB_FAIL(GPUBRIDGE_ERR_INVALID, "a region of %llu bytes; it has whole pages", (unsigned long long)bytes);
     GB_TRY(make(all, &fd));
     void *map = mmap(NULL, (size_t)all, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
     if (map == MAP_FAILED) {
@@ -119,7 +118,8 @@ const char *gb_loan_on_answer(struct gb_link *link, const uint8_t *body, size_t 
 {
     if (bytes != 8) return "an answer about shared staging has the wrong length";
     uint32_t number = gb_get32(body), taken = gb_get32(body + 4);
-    if (number >= link->offered || taken > GB_REGION_FAILED) return "an answer about shared staging that was not offered";
+    if (number >= link->offered || taken > GB_REGION_FAILED)
+        return "an answer about shared staging that was not offered";
     pthread_mutex_lock(&link->lock);
     link->taken[number] = taken == GB_REGION_TAKEN;
     pthread_mutex_unlock(&link->lock);

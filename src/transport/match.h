@@ -71,8 +71,8 @@ struct gb_match_hooks {
     void (*unqueue)(void *arg, struct gb_msg *m); /* take back a QUEUED send */
     void (*stop)(void *arg, struct gb_msg *m);    /* m->stop was set on an ACTIVE message: make its mover look */
     void (*event)(void *arg, const struct gb_net_event *event);
-    /* Loans: 1 and where m->buf lies when the peer can read it there; the address of a payload of the peer, NULL when it
-     * cannot be.  NULL hooks: there are none. */
+    /* Loans: 1 and where m->buf lies when the peer can read it there; the address of a payload of the peer, NULL when
+     * it cannot be.  NULL hooks: there are none. */
     int (*find)(void *arg, const struct gb_msg *m, struct gb_place *place);
     void *(*place)(void *arg, const struct gb_place *place, uint64_t bytes);
 };

@@ -10,11 +10,11 @@
  * never holds up another one, and a lane's reader never stops.
  *
  * Threads.  *Engine role* (one thread at a time, changing over time; the caller serialises): gb_link_send,
- * gb_link_recv, gb_link_borrow, gb_link_return, gb_net_poll, gb_net_wait, gb_net_cancel.  Any thread: gb_net_wake, gb_net_job, gb_link_ctrl,
- * gb_link_get/put, gb_link_state.  Inside: one control thread (listener, handshakes, heartbeats, control messages) and
- * the I/O workers, which own the bulk lanes and run jobs.  The express lane (eager messages, grants, credit) is read
- * and written by the engine role itself, so a small message costs no thread switch.  Nothing here blocks but
- * gb_net_wait (and open/close, bounded).
+ * gb_link_recv, gb_link_borrow, gb_link_return, gb_net_poll, gb_net_wait, gb_net_cancel.  Any thread: gb_net_wake,
+ * gb_net_job, gb_link_ctrl, gb_link_get/put, gb_link_state.  Inside: one control thread (listener, handshakes,
+ * heartbeats, control messages) and the I/O workers, which own the bulk lanes and run jobs.  The express lane (eager
+ * messages, grants, credit) is read and written by the engine role itself, so a small message costs no thread switch.
+ * Nothing here blocks but gb_net_wait (and open/close, bounded).
  */
 #ifndef GB_TRANSPORT_NET_H
 #define GB_TRANSPORT_NET_H
@@ -99,10 +99,10 @@ struct gb_net_event {
     struct gb_key key;
     struct gb_sig sig;
     uint64_t bytes;
-    const void *data;  /* CTRL; RETURNED; DONE with a loan: the payload */
-    void *loan;        /* DONE of gb_link_borrow: the payload lies at `data` until gb_link_return; NULL: it is in `buf` */
-    int is_lent;       /* DONE with an error: the peer may still read the buffer, until RETURNED or, when it is lost,
-                          for ever */
+    const void *data; /* CTRL; RETURNED; DONE with a loan: the payload */
+    void *loan;  /* DONE of gb_link_borrow: the payload lies at `data` until gb_link_return; NULL: it is in `buf` */
+    int is_lent; /* DONE with an error: the peer may still read the buffer, until RETURNED or, when it is lost,
+                    for ever */
     const char *text;  /* LEFT, LOST, and DONE with an error; valid until the next poll */
     uint64_t start_ns; /* DONE: when both ends were ready (first byte moved, or both posted); 0 unknown */
 };
@@ -115,8 +115,8 @@ struct gb_region {
     void *base; /* a page boundary */
     uint64_t bytes;
 };
-/* Any thread.  `bytes`: whole pages.  A region may be freed when the net is not polled any more; peers that took it keep
- * its pages. */
+/* Any thread.  `bytes`: whole pages.  A region may be freed when the net is not polled any more; peers that took it
+ * keep its pages. */
 int gb_region_make(uint64_t bytes, struct gb_region *region) GB_NODISCARD;
 void gb_region_free(struct gb_region *region);
 /* Any thread: peers that can may take it from now on; then messages from inside it cross without a copy. */
@@ -146,7 +146,7 @@ void *gb_link_user(const struct gb_link *link);
 /* Can messages be lent over it?  Known once it is up. */
 int gb_link_lends(const struct gb_link *link);
 struct gb_link_counters {
-    uint64_t sent_bytes, recv_bytes; /* on the wire, headers included, control lane excluded */
+    uint64_t sent_bytes, recv_bytes;     /* on the wire, headers included, control lane excluded */
     uint64_t lent_bytes, borrowed_bytes; /* payloads that were read where their sender had them */
 };
 void gb_link_counters(const struct gb_link *link, struct gb_link_counters *out);

@@ -92,8 +92,8 @@ struct gb_link {
     struct gb_match match;
     uint32_t lanes, lanes_up; /* bulk lanes agreed; attached */
     int express_up, control_up;
-    int local;      /* its control lane is a local socket: shared memory */
-    int lends;      /* and both ends know loans; constant once it is up */
+    int local;                     /* its control lane is a local socket: shared memory */
+    int lends;                     /* and both ends know loans; constant once it is up */
     uint8_t taken[GB_REGIONS_MAX]; /* of our regions: the peer reads them */
     struct gb_peer_region theirs[GB_REGIONS_MAX];
     uint32_t ntheirs;

@@ -29,8 +29,8 @@ enum gb_frame_type {
 };
 
 enum gb_frame_flags {
-    GB_FRAME_SUM = 1,      /* DATA: the trailer holds the payload's checksum */
-    GB_FRAME_ASKED = 2,    /* DATA: an RTS for this message went before it on the express lane */
+    GB_FRAME_SUM = 1,       /* DATA: the trailer holds the payload's checksum */
+    GB_FRAME_ASKED = 2,     /* DATA: an RTS for this message went before it on the express lane */
     GB_FRAME_TO_SENDER = 4, /* NACK: for the message's sender (else: for its receiver) */
     GB_FRAME_BORROWS = 8    /* GRANT: the payload may be lent */
 };

@@ -73,10 +73,18 @@ static void reduce(struct rank *rank, gpubridge_comm *comm, float *x)
 static void pass_on(struct rank *rank, gpubridge_comm *comm, float *x, float *y)
 {
     const int next = (rank->rank + 1) % rank->size, before = (rank->rank + rank->size - 1) % rank->size;
-    struct gpubridge_op send = {.struct_size = sizeof send, .kind = GPUBRIDGE_SEND, .dtype = GPUBRIDGE_F32,
-                                .root = next, .send = x, .count = COUNT};
-    struct gpubridge_op recv = {.struct_size = sizeof recv, .kind = GPUBRIDGE_RECV, .dtype = GPUBRIDGE_F32,
-                                .root = before, .recv = y, .count = COUNT};
+    struct gpubridge_op send = {.struct_size = sizeof send,
+                                .kind = GPUBRIDGE_SEND,
+                                .dtype = GPUBRIDGE_F32,
+                                .root = next,
+                                .send = x,
+                                .count = COUNT};
+    struct gpubridge_op recv = {.struct_size = sizeof recv,
+                                .kind = GPUBRIDGE_RECV,
+                                .dtype = GPUBRIDGE_F32,
+                                .root = before,
+                                .recv = y,
+                                .count = COUNT};
     gpubridge_request *sent, *got;
     for (uint32_t i = 0; i < COUNT; i++) x[i] = (float)(i + (uint32_t)rank->rank), y[i] = -1;
     EXPECT_OK(gpubridge_submit(comm, &send, &sent));
@@ -163,14 +171,20 @@ static void die_reading(struct rank *rank)
     double start = now_s();
     if (rank->rank == 1) {
         /* In the midst of an operation: the other thread of this process is. */
-        struct gpubridge_op op = {.struct_size = sizeof op, .kind = GPUBRIDGE_ALL_REDUCE, .dtype = GPUBRIDGE_F32,
-                                  .reduce_op = GPUBRIDGE_SUM, .send = x, .recv = x, .count = COUNT};
+        struct gpubridge_op op = {.struct_size = sizeof op,
+                                  .kind = GPUBRIDGE_ALL_REDUCE,
+                                  .dtype = GPUBRIDGE_F32,
+                                  .reduce_op = GPUBRIDGE_SUM,
+                                  .send = x,
+                                  .recv = x,
+                                  .count = COUNT};
         gpubridge_request *request;
         uint32_t rounds = (uint32_t)getpid() % 5;
         for (uint32_t i = 0; i < rounds; i++)
             EXPECT_OK(gpubridge_all_reduce(comm, x, x, COUNT, GPUBRIDGE_F32, GPUBRIDGE_SUM, NULL, NULL));
         EXPECT_OK(gpubridge_submit(comm, &op, &request));
-        for (volatile uint32_t spin = (uint32_t)getpid() % 97 * 3000; spin > 0; spin--) {}
+        for (volatile uint32_t spin = (uint32_t)getpid() % 97 * 3000; spin > 0; spin--) {
+        }
         kill(getpid(), SIGKILL);
     }
     while (!rc && now_s() - start < 15)

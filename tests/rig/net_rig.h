@@ -25,8 +25,8 @@ struct rig_net {
     struct gb_uuid uuid;
     struct gb_link *to[RIG_NETS];
     /* what the last poll brought, by kind */
-    struct gb_net_event last[6];
-    int seen[6];
+    struct gb_net_event last[GB_NET_UNEXPECTED + 1];
+    int seen[GB_NET_UNEXPECTED + 1];
     char text[512], ctrl[1100];
 };
 

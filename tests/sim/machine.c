@@ -6,7 +6,9 @@
  * in-order queues per group (out, in, vendor); with the gate on they are enqueued when the operation starts and the
  * head waits for its dependencies; with the gate off a launcher appends them one by one, and only when the messages
  * they wait for are done.  A vendor call finishes when all ranks of the island reached it.  Messages meet by pair and
- * number: small ones may be sent ahead while the pair's credit lasts, others move when both ends are posted. */
+ * number: small ones may be sent ahead while the pair's credit lasts, others move when both ends are posted.  Between
+ * staged ranks a message may be lent: the copy at its receiver reads it in the sender's memory, and only then has the
+ * send ended. */
 #include "sim.h"
 
 #include <stdlib.h>
@@ -242,11 +244,22 @@ static int reach_call(struct machine *m, struct queue *q)
     return 0;
 }
 
+static void run_landing(struct machine *m, const struct sim_inst *in, uint32_t s)
+{
+    struct message *msg = m->messages + in->lent[s] - 1;
+    const struct gb_step *step = step_of(in, s);
+    memmove(address(in, step->dst), address(msg->from, step_of(msg->from, msg->send)->src), step->bytes);
+    put(m, (struct event){.kind = EV_DONE, .inst = msg->from, .step = msg->send});
+}
+
 static int run_queue(struct machine *m, struct queue *q)
 {
     struct entry e = q->v[q->head];
     if (step_of(e.inst, e.step)->kind == GB_STEP_VENDOR) return reach_call(m, q);
-    run_local(e.inst, e.step);
+    if (e.inst->lent[e.step])
+        run_landing(m, e.inst, e.step);
+    else
+        run_local(e.inst, e.step);
     leave_queue(m, q);
     return 0;
 }
@@ -273,11 +286,44 @@ static void post(struct machine *m, struct sim_inst *in, uint32_t s)
     if (msg->is_sent && msg->is_posted) put(m, (struct event){.kind = EV_MOVE, .step = index});
 }
 
+/* The one step that reads a message at a staged receiver, a copy of all of it; UINT32_MAX: there are others. */
+static uint32_t landing_of(const struct sim_inst *in, uint32_t recv)
+{
+    const struct gb_step *message = step_of(in, recv);
+    const uint64_t lo = message->dst.off, hi = lo + message->bytes;
+    uint32_t found = UINT32_MAX;
+    for (uint32_t s = recv + 1; s < in->plan->nsteps; s++) {
+        const struct gb_step *step = step_of(in, s);
+        if (step->kind == GB_STEP_RECV && step->dst.off < hi && lo < step->dst.off + step->bytes) break;
+        if ((step->kind != GB_STEP_COPY && step->kind != GB_STEP_SEND) || step->src.buf != GB_BUF_HOST) continue;
+        if (step->src.off >= hi || lo >= step->src.off + step->bytes) continue;
+        if (found != UINT32_MAX || step->kind != GB_STEP_COPY || step->src.off != lo || step->bytes != message->bytes)
+            return UINT32_MAX;
+        found = s;
+    }
+    return found;
+}
+
+static int lend(struct machine *m, const struct message *msg)
+{
+    if (!is_staged(m, msg->from) || !is_staged(m, msg->to)) return 0;
+    if (step_of(msg->from, msg->send)->bytes == 0 || sim_below(&m->world->rng, 4) >= m->world->lends) return 0;
+    const uint32_t copy = landing_of(msg->to, msg->recv);
+    if (copy == UINT32_MAX) return 0;
+    msg->to->lent[copy] = 1 + (uint32_t)(msg - m->messages);
+    m->world->nlent++;
+    return 1;
+}
+
 static void move(struct machine *m, struct message *msg)
 {
     const struct gb_step *send = step_of(msg->from, msg->send), *recv = step_of(msg->to, msg->recv);
     msg->is_moved = 1;
     m->world->nmessages++;
+    if (!msg->ahead && lend(m, msg)) {
+        put(m, (struct event){.kind = EV_DONE, .inst = msg->to, .step = msg->recv});
+        return;
+    }
     if (msg->ahead) {
         memcpy(address(msg->to, recv->dst), msg->ahead, send->bytes);
         m->ahead[world_rank(msg->from)][world_rank(msg->to)] -= send->bytes;
@@ -337,6 +383,7 @@ static void make_graph(struct sim_inst *in)
     in->left = calloc(n, 4);
     in->net_left = calloc(n, 4);
     in->message = calloc(n, 4);
+    in->lent = calloc(n, 4);
     in->succ_first = calloc(n, 4);
     in->succ = calloc(p->ndeps + 1, 4);
     in->done = calloc(n, 1);

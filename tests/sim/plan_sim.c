@@ -8,7 +8,7 @@
 #include <string.h>
 
 struct tally {
-    uint64_t worlds, ops, steps, messages, calls, failed;
+    uint64_t worlds, ops, steps, messages, lent, calls, failed;
     uint64_t damaged[SIM_DAMAGE_COUNT], seen[SIM_DAMAGE_COUNT];
 };
 
@@ -24,6 +24,7 @@ static int one(uint64_t seed, enum sim_damage damage, struct tally *tally, int q
     tally->ops += w->nops;
     tally->steps += w->nsteps;
     tally->messages += w->nmessages;
+    tally->lent += w->nlent;
     tally->calls += w->ncalls;
     if (rc == -1 && !quiet) {
         printf("seed %" PRIu64 ": %s\n", seed, w->text);
@@ -42,9 +43,9 @@ int main(int argc, char **argv)
     struct tally t = {0};
     setvbuf(stdout, NULL, _IOLBF, 0);
     for (uint64_t i = 0; i < cases && t.failed < 5; i++) t.failed += one(seed + i, SIM_NO_DAMAGE, &t, 0) == 1;
-    printf("%" PRIu64 " worlds, %" PRIu64 " operations, %" PRIu64 " steps, %" PRIu64 " messages, %" PRIu64
-           " vendor calls: %" PRIu64 " failed\n",
-           t.worlds, t.ops, t.steps, t.messages, t.calls, t.failed);
+    printf("%" PRIu64 " worlds, %" PRIu64 " operations, %" PRIu64 " steps, %" PRIu64 " messages (%" PRIu64
+           " lent), %" PRIu64 " vendor calls: %" PRIu64 " failed\n",
+           t.worlds, t.ops, t.steps, t.messages, t.lent, t.calls, t.failed);
     if (cases < 100) return t.failed != 0;
 
     static const char *const names[] = {"",

@@ -60,6 +60,7 @@ struct sim_inst {
     uint32_t *left, *net_left; /* per step: dependencies not done; those on messages */
     uint32_t *succ_first, *succ;
     uint32_t *message; /* per step: index of its message */
+    uint32_t *lent;    /* per copy: 1 + index of the message that it reads in its sender's memory; 0: of none */
     uint8_t *done;
     uint32_t ndone, ncalls;
     uint8_t submitted, started;
@@ -86,9 +87,10 @@ struct sim_world {
     uint8_t vendor[SIM_MAX_RANKS], staged[SIM_MAX_RANKS], gate[SIM_MAX_RANKS];
     uint8_t one_vendor_queue; /* all groups of a rank share one stream for vendor calls, in ticket order */
     uint64_t credit;          /* bytes sent ahead per pair */
+    uint8_t lends;            /* of messages between staged ranks, so many in four stay in their senders' memory */
     struct sim_group groups[SIM_MAX_GROUPS];
     struct sim_op ops[SIM_MAX_OPS];
-    uint64_t nsteps, nmessages, ncalls;
+    uint64_t nsteps, nmessages, nlent, ncalls;
     char text[512]; /* what went wrong */
 };
 

@@ -266,6 +266,7 @@ int sim_world_init(struct sim_world *w, uint64_t seed)
     w->nops = w->ngroups + sim_below(&w->rng, w->ngroups > 1 ? 5 : 3);
     w->one_vendor_queue = sim_below(&w->rng, 2);
     w->credit = credits[sim_below(&w->rng, 3)];
+    w->lends = (uint8_t)(2 * sim_below(&w->rng, 3));
     for (uint32_t g = 0; g < w->ngroups; g++)
         if (make_group(w, g)) return -1;
     for (uint32_t i = 0; i < w->nops; i++) {
@@ -284,6 +285,7 @@ void sim_world_fini(struct sim_world *w)
             gb_plan_destroy(in->plan);
             for (int m = 0; m < 5; m++) free(in->mem[m]);
             free(in->residual), free(in->input), free(in->left), free(in->net_left), free(in->message);
+            free(in->lent);
             free(in->succ_first), free(in->succ), free(in->done);
         }
     }
@@ -295,7 +297,7 @@ void sim_world_print(const struct sim_world *w, FILE *f)
     fprintf(f, "  ranks:");
     for (uint32_t r = 0; r < w->nranks; r++)
         fprintf(f, " %s%s%s%s", w->keys[r], w->vendor[r] ? "v" : "", w->staged[r] ? "s" : "", w->gate[r] ? "g" : "");
-    fprintf(f, "  (v vendor, s staged, g gate)  credit %" PRIu64 "%s\n", w->credit,
+    fprintf(f, "  (v vendor, s staged, g gate)  credit %" PRIu64 ", %u of 4 lent%s\n", w->credit, w->lends,
             w->one_vendor_queue ? "  one vendor queue" : "");
     for (uint32_t i = 0; i < w->nops; i++) {
         const struct sim_op *op = w->ops + i;

@@ -15,13 +15,15 @@ static struct {
     struct gb_frame frame;
     struct gb_msg *msg;
     struct gb_net_event event;
+    uint8_t place[GB_PLACE_BYTES];
 } saw;
 
 static int on_frame(void *arg, const struct gb_frame *f, const void *payload, int urgent)
 {
-    (void)arg, (void)payload, (void)urgent;
+    (void)arg, (void)urgent;
     saw.frames++;
     saw.frame = *f;
+    if (f->type == GB_FRAME_LENT) memcpy(saw.place, payload, sizeof saw.place);
     return 0;
 }
 static void on_move(void *arg, struct gb_msg *m)
@@ -41,8 +43,31 @@ static void on_event(void *arg, const struct gb_net_event *event)
     saw.events++;
     saw.event = *event;
 }
-static const struct gb_match_hooks hooks = {
-    .frame = on_frame, .move = on_move, .unqueue = on_unqueue, .stop = on_unqueue, .event = on_event};
+
+/* Our region 3, and the only one of the peer, which we have taken. */
+static uint8_t ours[40000], theirs[40000];
+
+static int on_find(void *arg, const struct gb_msg *m, struct gb_place *place)
+{
+    (void)arg;
+    const uint8_t *at = m->buf;
+    if (at < ours || at + m->bytes > ours + sizeof ours) return 0;
+    *place = (struct gb_place){.region = 3, .offset = (uint64_t)(at - ours)};
+    return 1;
+}
+static void *on_place(void *arg, const struct gb_place *place, uint64_t bytes)
+{
+    (void)arg;
+    if (place->region || place->offset > sizeof theirs || bytes > sizeof theirs - place->offset) return NULL;
+    return theirs + place->offset;
+}
+static const struct gb_match_hooks hooks = {.frame = on_frame,
+                                            .move = on_move,
+                                            .unqueue = on_unqueue,
+                                            .stop = on_unqueue,
+                                            .event = on_event,
+                                            .find = on_find,
+                                            .place = on_place};
 static struct gb_cancel_set cancelled;
 static struct gb_match mt;
 static const char *why;
@@ -222,6 +247,147 @@ static void test_down(void **state)
     assert_int_equal(saw.event.status, GPUBRIDGE_ERR_PEER_LOST);
 }
 
+/* ---- loans ---- */
+
+static int lend_to_us(uint32_t seq, uint32_t slot, uint64_t bytes, struct gb_place place)
+{
+    uint8_t body[GB_PLACE_BYTES];
+    gb_place_pack(&place, body);
+    struct gb_frame f = frame(GB_FRAME_LENT, seq, bytes);
+    f.slot = slot;
+    f.check = gb_frame_check(body, sizeof body);
+    return gb_match_frame(&mt, &f, body, &why);
+}
+
+static uint32_t post_borrow(uint32_t seq, int borrows)
+{
+    static char buf[30000];
+    struct gb_key k = key(seq);
+    assert_int_equal(gb_match_recv(&mt, &k, &sig, buf, sizeof buf, borrows, buf), 0);
+    assert_int_equal(saw.frame.type, GB_FRAME_GRANT);
+    assert_int_equal(saw.frame.flags, borrows ? GB_FRAME_BORROWS : 0);
+    return saw.frame.slot;
+}
+
+static void test_borrow(void **state)
+{
+    (void)state;
+    uint32_t slot = post_borrow(1, 1);
+    assert_int_equal(lend_to_us(1, slot, 30000, (struct gb_place){.offset = 512}), 0);
+    assert_int_equal(saw.events, 1);
+    assert_int_equal(saw.event.status, 0);
+    assert_ptr_equal(saw.event.data, theirs + 512);
+    assert_non_null(saw.event.loan);
+    gb_match_cancel(&mt, 1, -1); /* what is lent stays so */
+    assert_int_equal(saw.events, 1);
+    assert_int_equal(gb_match_return(&mt, saw.event.loan), 0);
+    assert_int_equal(saw.frame.type, GB_FRAME_RETURN);
+    assert_int_equal(saw.frame.seq, 1);
+    assert_int_equal(saw.frame.bytes, 30000);
+}
+
+/* Nobody reads it, so it goes back at once. */
+static void test_lent_to_a_cancelled_receive(void **state)
+{
+    (void)state;
+    uint32_t slot = post_borrow(1, 1);
+    gb_match_cancel(&mt, 1, -1);
+    assert_int_equal(saw.events, 1);
+    assert_int_equal(lend_to_us(1, slot, 30000, (struct gb_place){0}), 0);
+    assert_int_equal(saw.events, 1);
+    assert_int_equal(saw.frame.type, GB_FRAME_RETURN);
+}
+
+static void test_bad_loans(void **state)
+{
+    (void)state;
+    uint32_t slot = post_borrow(1, 1), plain = post_borrow(2, 0);
+    const struct gb_place fine = {.offset = 512};
+    const struct gb_place bad[] = {
+        {.region = 1}, {.region = UINT32_MAX}, {.offset = sizeof theirs - 29999}, {.offset = UINT64_MAX - 100}};
+    for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
+        assert_int_equal(lend_to_us(1, slot, 30000, bad[i]), -1);
+        assert_non_null(strstr(why, "does not lie in the memory"));
+    }
+    assert_int_equal(lend_to_us(2, plain, 30000, fine), -1); /* its receive does not borrow */
+    assert_int_equal(lend_to_us(2, slot, 30000, fine), -1);  /* another receive's slot */
+    assert_int_equal(lend_to_us(1, slot, 29999, fine), -1);
+    uint8_t body[GB_PLACE_BYTES] = {0};
+    struct gb_frame f = frame(GB_FRAME_LENT, 1, 30000);
+    f.slot = slot;
+    assert_int_equal(gb_match_frame(&mt, &f, body, &why), GPUBRIDGE_ERR_CHECKSUM);
+    assert_int_equal(feed(frame(GB_FRAME_RETURN, 7, 30000), NULL), -1);
+    assert_non_null(strstr(why, "was not lent"));
+    assert_int_equal(saw.events, 0);
+}
+
+static void grant_ours(uint32_t seq, uint16_t flags, void *cookie)
+{
+    struct gb_key k = key(seq);
+    struct gb_frame f = frame(GB_FRAME_GRANT, seq, 30000);
+    f.flags = flags;
+    assert_int_equal(gb_match_send(&mt, &k, &sig, ours + 256, 30000, cookie), 0);
+    assert_int_equal(feed(f, NULL), 0);
+}
+
+static void test_lend(void **state)
+{
+    (void)state;
+    struct gb_place place;
+    int cookie;
+    grant_ours(1, 0, &cookie); /* the peer cannot borrow: the payload moves */
+    assert_int_equal(saw.moved, 1);
+    grant_ours(2, GB_FRAME_BORROWS, &cookie);
+    assert_int_equal(saw.moved, 1);
+    assert_int_equal(saw.frame.type, GB_FRAME_LENT);
+    gb_place_parse(saw.place, &place);
+    assert_int_equal(place.region, 3);
+    assert_int_equal(place.offset, 256);
+    assert_int_equal(saw.events, 0); /* not before it comes back */
+    assert_int_equal(feed(frame(GB_FRAME_RETURN, 2, 29999), NULL), -1);
+    assert_int_equal(feed(frame(GB_FRAME_RETURN, 2, 30000), NULL), 0);
+    assert_int_equal(saw.events, 1);
+    assert_ptr_equal(saw.event.cookie, &cookie);
+    assert_int_equal(saw.event.status, 0);
+    assert_int_equal(feed(frame(GB_FRAME_RETURN, 2, 30000), NULL), -1); /* once */
+}
+
+/* The operation learns at once that it was given up, and later that its memory is its own again. */
+static void test_given_up_while_lent(void **state)
+{
+    (void)state;
+    int cookie;
+    grant_ours(1, GB_FRAME_BORROWS, &cookie);
+    gb_match_cancel(&mt, 1, -1);
+    gb_match_cancel(&mt, 1, -1);
+    assert_int_equal(saw.events, 1);
+    assert_int_equal(saw.event.status, GPUBRIDGE_ERR_CANCELLED);
+    assert_int_equal(saw.event.is_lent, 1);
+    assert_int_equal(feed(frame(GB_FRAME_RETURN, 1, 30000), NULL), 0);
+    assert_int_equal(saw.events, 2);
+    assert_int_equal(saw.event.kind, GB_NET_RETURNED);
+    assert_ptr_equal(saw.event.data, ours + 256);
+}
+
+/* A lost peer gives nothing back. */
+static void test_lost_while_lent(void **state)
+{
+    (void)state;
+    int cookie;
+    uint32_t slot = post_borrow(3, 1);
+    assert_int_equal(lend_to_us(3, slot, 30000, (struct gb_place){0}), 0);
+    struct gb_msg *loan = saw.event.loan;
+    grant_ours(1, GB_FRAME_BORROWS, &cookie);
+    int frames = saw.frames;
+    gb_match_fail(&mt, GPUBRIDGE_ERR_PEER_LOST, "gone");
+    assert_int_equal(saw.events, 2);
+    assert_int_equal(saw.event.status, GPUBRIDGE_ERR_PEER_LOST);
+    assert_int_equal(saw.event.is_lent, 1);
+    assert_string_equal(saw.event.text, "gone");
+    assert_int_equal(gb_match_return(&mt, loan), 0);
+    assert_int_equal(saw.frames, frames);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -233,6 +399,12 @@ int main(void)
         cmocka_unit_test_setup_teardown(test_late_frames_of_cancelled, setup, teardown),
         cmocka_unit_test_setup_teardown(test_stop, setup, teardown),
         cmocka_unit_test_setup_teardown(test_down, setup, teardown),
+        cmocka_unit_test_setup_teardown(test_borrow, setup, teardown),
+        cmocka_unit_test_setup_teardown(test_lent_to_a_cancelled_receive, setup, teardown),
+        cmocka_unit_test_setup_teardown(test_bad_loans, setup, teardown),
+        cmocka_unit_test_setup_teardown(test_lend, setup, teardown),
+        cmocka_unit_test_setup_teardown(test_given_up_while_lent, setup, teardown),
+        cmocka_unit_test_setup_teardown(test_lost_while_lent, setup, teardown),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -99,6 +99,22 @@ static void test_frame_round_trip(void **state)
     assert_int_not_equal(gb_frame_parse(raw, &f, &why), 0);
 }
 
+static void test_place(void **state)
+{
+    (void)state;
+    static const uint8_t want[GB_PLACE_BYTES] = {0x2a, 0,    0,    0,    0,    0,    0,    0,
+                                                 0x88, 0x77, 0x66, 0x55, 0x44, 0x33, 0x22, 0x11};
+    uint8_t raw[GB_PLACE_BYTES];
+    struct gb_place place = {.region = 42, .offset = 0x1122334455667788u}, again;
+    gb_place_pack(&place, raw);
+    assert_memory_equal(raw, want, sizeof raw);
+    gb_place_parse(raw, &again);
+    assert_int_equal(again.region, 42);
+    assert_true(again.offset == place.offset);
+    assert_int_equal(gb_frame_payload(&(struct gb_frame){.type = GB_FRAME_LENT, .bytes = 1 << 20}), GB_PLACE_BYTES);
+    assert_int_equal(gb_frame_payload(&(struct gb_frame){.type = GB_FRAME_RETURN, .bytes = 1 << 20}), 0);
+}
+
 /* Every single flipped bit is seen. */
 static void test_flipped_bits(void **state)
 {
@@ -219,9 +235,13 @@ static void test_address_limits(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_golden),         cmocka_unit_test(test_frame_round_trip),
-        cmocka_unit_test(test_flipped_bits),   cmocka_unit_test(test_hello_limits),
-        cmocka_unit_test(test_mac_binds),      cmocka_unit_test(test_proof_and_accept),
+        cmocka_unit_test(test_golden),
+        cmocka_unit_test(test_frame_round_trip),
+        cmocka_unit_test(test_place),
+        cmocka_unit_test(test_flipped_bits),
+        cmocka_unit_test(test_hello_limits),
+        cmocka_unit_test(test_mac_binds),
+        cmocka_unit_test(test_proof_and_accept),
         cmocka_unit_test(test_address_limits),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
