@@ -3,6 +3,7 @@
 #include "comm/context.h"
 
 #include "base/log.h"
+#include "comm/ccls.h"
 #include "comm/turns.h"
 
 #include <errno.h>
@@ -214,9 +215,10 @@ void gpubridge_context_destroy(gpubridge_context *context)
 {
     if (!context || gb_context_check(context)) return;
     while (context->comms) gpubridge_comm_destroy(context->comms);
-    gb_turns_quiesce(context);
+    gb_ccls_quiesce(context);
     gb_engine_close(context->engine);
     gb_turns_close(context);
+    gb_ccls_close(context);
     gb_island_close(context);
     if (context->leader_link) gb_link_put(context->leader_link);
     gb_net_close(context->net, context->farewell_status,

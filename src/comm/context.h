@@ -12,14 +12,14 @@
 #include <sys/types.h>
 
 struct gb_device;
-struct gb_turn; /* turns.c */
-struct gb_turn_ccl;
+struct gb_turn;       /* turns.c */
+struct gb_shared_ccl; /* ccls.c */
 
 /* Order of vendor calls between groups (turns.h).  Engine role. */
 struct gb_turns {
     struct gb_uuid leader;                     /* of this rank's island; zero: none known */
     struct gb_turn *waiting;                   /* as leader: operations that some members announced */
-    struct gb_turn_ccl *ccls;                  /* vendor communicators by member set */
+    struct gb_shared_ccl *ccls;                /* vendor communicators by member set */
     struct gb_op *granted_head, *granted_tail; /* have their ticket, wait for their vendor communicator */
     uint32_t epoch;                            /* vendor communicators aborted so far */
 };

@@ -3,6 +3,7 @@
  * the engine's hooks.  Engine role. */
 #include "base/clock.h"
 #include "base/log.h"
+#include "comm/ccls.h"
 #include "comm/turns.h"
 
 #include <stdio.h>
@@ -322,7 +323,7 @@ static void on_ctrl(void *arg, struct gb_link *link, const void *data, size_t by
         gb_turns_on_ticket(context, message.group, message.seq);
         break;
     case CTRL_CCL_ID:
-        gb_turns_on_ccl_id(context, message.group, (const uint8_t *)message.text);
+        gb_ccls_on_id(context, message.group, (const uint8_t *)message.text);
         break;
     default:
         GB_WARN("%s sent a control message of unknown type %u: dropped", gb_link_label(link), message.type);

@@ -11,22 +11,17 @@
 
 #include "comm/context.h"
 
-/* At comm creation: fixes who leads and which vendor communicator is used; every member decides the same from the
- * hellos. */
+/* At comm creation: fixes who leads; every member decides the same from the hellos. */
 void gb_turns_join(gpubridge_comm *comm);
 void gb_turns_announce(gpubridge_context *context, struct gb_op *op);
 /* Messages.  `link` NULL: from this process itself. */
 void gb_turns_on_announce(gpubridge_context *context, struct gb_link *link, uint64_t group, uint32_t seq,
                           uint32_t members);
 void gb_turns_on_ticket(gpubridge_context *context, uint64_t group, uint32_t seq);
-void gb_turns_on_ccl_id(gpubridge_context *context, uint64_t set, const uint8_t id[GB_CCL_ID_BYTES]);
 /* Starts, in order, what has its ticket and its vendor communicator. */
 void gb_turns_advance(gpubridge_context *context);
-/* A comm was aborted: its vendor communicator, and the comms that share it, go too.  Drops its waiting turns. */
+/* A comm was aborted: drops its waiting turns, and what ccls.h says. */
 void gb_turns_aborted(gpubridge_context *context, gpubridge_comm *comm);
-/* User thread, no comm is left: waits until the launcher makes no communicator any more, which reports to the engine.
- */
-void gb_turns_quiesce(gpubridge_context *context);
 /* No comm is left: frees what remains. */
 void gb_turns_close(gpubridge_context *context);
 
