@@ -106,6 +106,7 @@ struct gb_launcher {
     struct gb_command *commands, **commands_tail; /* [G] */
     struct gb_command *spare_commands;            /* [G] */
     struct gb_job *jobs, *spare_jobs;             /* [G] */
+    struct gb_job *held;                          /* [G] started while `holding` */
     void **events;                                /* [G] unused ones */
     uint32_t nevents, events_capacity;            /* [G] */
     struct gb_set *sets;                          /* [L] */
@@ -115,7 +116,7 @@ struct gb_launcher {
     uint32_t parts_capacity;
     _Atomic uint32_t kicks;
     _Atomic int sleeping;
-    int stopping, opened, open_status, has_kernels; /* [G]; the last one constant once opened */
+    int holding, stopping, opened, open_status, has_kernels; /* [G]; the last one constant once opened */
     char open_text[512];
 };
 

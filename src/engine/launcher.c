@@ -112,9 +112,8 @@ static void close_device(struct gb_launcher *launcher)
 
 /* ---- the thread ---- */
 
-static void append_job(struct gb_launcher *launcher, struct gb_job *job)
+static void append_job(struct gb_job **at, struct gb_job *job)
 {
-    struct gb_job **at = &launcher->jobs;
     while (*at) at = &(*at)->next;
     job->next = NULL;
     *at = job;
@@ -132,7 +131,7 @@ static int take_commands(struct gb_launcher *launcher)
         launcher->spare_commands = node;
         found = 1;
         if (command.job) {
-            append_job(launcher, command.job);
+            append_job(&launcher->jobs, command.job);
             continue;
         }
         pthread_mutex_unlock(&launcher->lock);
@@ -362,8 +361,47 @@ void gb_launcher_start(struct gb_launcher *launcher, struct gb_dev_op *op)
     }
     op->priv = job;
     pthread_mutex_lock(&launcher->lock);
-    push_command(launcher, (struct gb_command){.job = job});
+    if (launcher->holding)
+        append_job(&launcher->held, job);
+    else
+        push_command(launcher, (struct gb_command){.job = job});
     pthread_mutex_unlock(&launcher->lock);
+}
+
+void gb_launcher_hold(struct gb_launcher *launcher)
+{
+    pthread_mutex_lock(&launcher->lock);
+    launcher->holding = 1;
+    pthread_mutex_unlock(&launcher->lock);
+}
+
+void gb_launcher_unhold(struct gb_launcher *launcher)
+{
+    pthread_mutex_lock(&launcher->lock);
+    launcher->holding = 0;
+    while (launcher->held) {
+        struct gb_job *job = launcher->held;
+        launcher->held = job->next;
+        push_command(launcher, (struct gb_command){.job = job});
+    }
+    pthread_mutex_unlock(&launcher->lock);
+}
+
+/* A released job is off the device, and its operation may be gone. */
+static int has_ended(const struct gb_job *job)
+{
+    const struct gb_dev_op *op = job->op;
+    return job->is_released || atomic_load_explicit(&op->flags[op->plan->nsteps], memory_order_acquire);
+}
+
+int gb_launcher_is_idle(struct gb_launcher *launcher)
+{
+    int idle = 1;
+    pthread_mutex_lock(&launcher->lock);
+    for (const struct gb_command *command = launcher->commands; command; command = command->next) idle &= !command->job;
+    for (const struct gb_job *job = launcher->jobs; job && idle; job = job->next) idle = has_ended(job);
+    pthread_mutex_unlock(&launcher->lock);
+    return idle;
 }
 
 int gb_launcher_claim(struct gb_launcher *launcher, struct gb_dev_op *op)
@@ -371,10 +409,10 @@ int gb_launcher_claim(struct gb_launcher *launcher, struct gb_dev_op *op)
     if (!launcher->gated || pthread_mutex_trylock(&launcher->issuing)) return 0;
     struct gb_job *job = gb_job_get(launcher, op);
     pthread_mutex_lock(&launcher->lock);
-    int free_now = job && !launcher->commands && !launcher->stopping;
+    int free_now = job && !launcher->commands && !launcher->holding && !launcher->stopping;
     if (free_now) {
         job->is_pinned = 1;
-        append_job(launcher, job);
+        append_job(&launcher->jobs, job);
         op->priv = job;
     } else if (job) {
         job->ready = NULL; /* stays with `op` */

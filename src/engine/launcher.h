@@ -110,6 +110,13 @@ void gb_launcher_coded(const struct gb_launcher *launcher, uint64_t counts[GB_CO
 /* Engine: the streams of a set are not needed any more (none of its operations is in flight). */
 void gb_launcher_drop_set(struct gb_launcher *launcher, uint32_t set);
 
+/* Engine: operations that are started from now on wait (none is claimed) until unhold, which starts them in order.
+ * Calls (gb_launcher_call) go on. */
+void gb_launcher_hold(struct gb_launcher *launcher);
+void gb_launcher_unhold(struct gb_launcher *launcher);
+/* Engine: no operation is on the device or on its way there, held ones aside; claimed ones of user threads count. */
+int gb_launcher_is_idle(struct gb_launcher *launcher);
+
 /* Runs fn(arg) on the launcher thread, between operations: communicator creation. */
 void gb_launcher_call(struct gb_launcher *launcher, void (*fn)(void *arg), void *arg);
 

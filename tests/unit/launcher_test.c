@@ -375,6 +375,73 @@ static void test_pools(void **state)
     rig_close(&rig);
 }
 
+static void note_call(void *arg)
+{
+    atomic_store((_Atomic int *)arg, 1);
+}
+
+/* The launcher has looked at everything that was started before. */
+static void meet_launcher(struct gb_launcher *launcher)
+{
+    _Atomic int called = 0;
+    gb_launcher_call(launcher, note_call, &called);
+    while (!atomic_load(&called)) sched_yield();
+}
+
+static struct gb_dev_op copy_of(struct rig *rig, const struct gb_plan *plan, _Atomic uint32_t *flags, void *in,
+                                void *out)
+{
+    struct gb_dev_op op = {.plan = plan, .buf = {in, out}, .set = 7, .flags = flags};
+    for (uint32_t i = 0; i <= plan->nsteps; i++) atomic_store(&flags[i], 0);
+    assert_int_equal(gb_launcher_record(rig->rank[0].launcher, rig->rank[0].stream, &op.ready), 0);
+    return op;
+}
+
+/* A claimed operation is seen before it is in the streams; while operations are held none is claimed or started. */
+static void test_hold(void **state)
+{
+    (void)state;
+    struct rig rig;
+    struct gb_step step = {
+        .kind = GB_STEP_COPY, .queue = GB_QUEUE_OUT, .bytes = 4, .src = {0, GB_BUF_IN}, .dst = {0, GB_BUF_OUT}};
+    const struct gb_plan plan = {.steps = &step, .nsteps = 1};
+    rig_open(&rig, "N", 1);
+    struct gb_launcher *l = rig.rank[0].launcher;
+    void *in = rig_device_mem(&rig, 0, 4), *out = rig_device_mem(&rig, 0, 4);
+    _Atomic uint32_t *flags = gb_launcher_host(l, 2 * sizeof *flags), *end = &flags[1];
+    uint32_t value = 4711;
+    rig_put(&rig, 0, in, &value, 4);
+    assert_true(gb_launcher_is_idle(l));
+
+    struct gb_dev_op op = copy_of(&rig, &plan, flags, in, out);
+    while (!gb_launcher_claim(l, &op)) sched_yield(); /* its thread is at work for moments */
+    assert_false(gb_launcher_is_idle(l));
+    gb_launcher_hold(l); /* too late for that one */
+    assert_false(gb_launcher_is_idle(l));
+    gb_launcher_issue(l, &op);
+    while (!atomic_load(end)) sched_yield();
+    assert_true(gb_launcher_is_idle(l)); /* also before the engine has taken note */
+    gb_launcher_release(l, &op);
+
+    op = copy_of(&rig, &plan, flags, in, out);
+    for (int i = 0; i < 1000; i++) assert_false(gb_launcher_claim(l, &op));
+    gb_launcher_start(l, &op);
+    meet_launcher(l);
+    rig_sync(&rig, 0);
+    assert_int_equal(atomic_load(end), 0);
+    assert_true(gb_launcher_is_idle(l));
+    gb_launcher_unhold(l);
+    while (!atomic_load(end)) sched_yield();
+    value = 0;
+    rig_get(&rig, 0, &value, out, 4);
+    assert_int_equal(value, 4711);
+    gb_launcher_release(l, &op);
+    gb_launcher_host_free(l, flags);
+    rig_device_free(&rig, 0, in);
+    rig_device_free(&rig, 0, out);
+    rig_close(&rig);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -382,7 +449,7 @@ int main(void)
         cmocka_unit_test(test_values_gate_on), cmocka_unit_test(test_values_gate_off),
         cmocka_unit_test(test_floats),         cmocka_unit_test(test_back_to_back),
         cmocka_unit_test(test_windows),        cmocka_unit_test(test_abort),
-        cmocka_unit_test(test_free_in_flight),
+        cmocka_unit_test(test_free_in_flight), cmocka_unit_test(test_hold),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
