@@ -15,11 +15,12 @@ struct gb_device;
 struct gb_turn;       /* turns.c */
 struct gb_shared_ccl; /* ccls.c */
 
-/* Order of vendor calls between groups (turns.h).  Engine role. */
+/* Order of device operations between groups, vendor communicators (turns.h).  Engine role. */
 struct gb_turns {
-    struct gb_uuid leader;                     /* of this rank's island; zero: none known */
+    struct gb_uuid leader;                     /* of all GPU ranks; zero: none known */
     struct gb_turn *waiting;                   /* as leader: operations that some members announced */
     struct gb_shared_ccl *ccls;                /* vendor communicators by member set */
+    struct gb_shared_ccl *holder;              /* holds the launcher back: it is being agreed on or made; NULL: none */
     struct gb_op *granted_head, *granted_tail; /* have their ticket, wait for their vendor communicator */
     uint32_t epoch;                            /* vendor communicators aborted so far */
 };
@@ -104,6 +105,8 @@ void gb_control_leave(gpubridge_comm *comm);
 /* Engine role: to the leader (an announcement of an operation of `members` ranks), or from it (a ticket). */
 void gb_control_send_turn(struct gb_link *link, int ticket, uint64_t group, uint32_t seq, uint32_t members);
 void gb_control_send_ccl_id(struct gb_link *link, uint64_t set, const uint8_t id[GB_CCL_ID_BYTES]);
+/* About the vendor communicator of `set`: enum gb_ccl_word of ccls.h. */
+void gb_control_send_ccl_word(struct gb_link *link, int word, uint64_t set, uint32_t round);
 /* Engine role. */
 gpubridge_comm *gb_context_find_comm(gpubridge_context *context, uint64_t group);
 

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
- * Control messages between members: aborts, departures, probes for who is late or disagrees, vendor turns.  These are
- * the engine's hooks.  Engine role. */
+ * Control messages between members: aborts, departures, probes for who is late or disagrees, turns, vendor
+ * communicators.  These are the engine's hooks.  Engine role. */
 #include "base/clock.h"
 #include "base/log.h"
 #include "comm/ccls.h"
@@ -22,15 +22,17 @@ enum ctrl_type {
     CTRL_DIFFERS,
     CTRL_ANNOUNCE,
     CTRL_TICKET,
-    CTRL_CCL_ID
+    CTRL_CCL_ID,
+    CTRL_CCL_WORD, /* and the types after it: enum gb_ccl_word */
+    CTRL_CCL_LAST = CTRL_CCL_WORD + GB_CCL_WORDS - 1
 };
 
 /* All integers little-endian as on every supported machine; the size is part of the protocol (docs/wire-format.md). */
 struct ctrl {
-    uint32_t type;  /* enum ctrl_type */
-    int32_t status; /* ABORT */
-    uint64_t group; /* CCL_ID: the member set */
-    uint32_t seq;
+    uint32_t type;     /* enum ctrl_type */
+    int32_t status;    /* ABORT */
+    uint64_t group;    /* CCL_ID, CCL_WORD: the member set */
+    uint32_t seq;      /* CCL_WORD: the round */
     uint32_t members;  /* ANNOUNCE */
     struct gb_sig sig; /* PROBE, DIFFERS */
     char text[400];    /* ABORT, LEAVE: words, CCL_ID: 128 bytes */
@@ -262,13 +264,20 @@ static void on_tick(void *arg, uint64_t now)
         probe(comm, now);
         find_unwanted(comm);
     }
+    gb_ccls_tick(context, now);
+    gb_turns_advance(context);
 }
 
-/* ---- vendor turns ---- */
+/* ---- turns and vendor communicators ---- */
 
 static void on_announce(void *arg, struct gb_op *op)
 {
     gb_turns_announce(arg, op);
+}
+
+static void on_device_moved(void *arg)
+{
+    gb_turns_advance(arg);
 }
 
 void gb_control_send_turn(struct gb_link *link, int ticket, uint64_t group, uint32_t seq, uint32_t members)
@@ -282,6 +291,12 @@ void gb_control_send_ccl_id(struct gb_link *link, uint64_t set, const uint8_t id
 {
     struct ctrl message = {.type = CTRL_CCL_ID, .group = set};
     memcpy(message.text, id, GB_CCL_ID_BYTES);
+    send_ctrl(link, &message);
+}
+
+void gb_control_send_ccl_word(struct gb_link *link, int word, uint64_t set, uint32_t round)
+{
+    struct ctrl message = {.type = CTRL_CCL_WORD + (uint32_t)word, .group = set, .seq = round};
     send_ctrl(link, &message);
 }
 
@@ -326,6 +341,10 @@ static void on_ctrl(void *arg, struct gb_link *link, const void *data, size_t by
         gb_ccls_on_id(context, message.group, (const uint8_t *)message.text);
         break;
     default:
+        if (message.type >= CTRL_CCL_WORD && message.type <= CTRL_CCL_LAST) {
+            gb_ccls_on_word(context, link, message.type - CTRL_CCL_WORD, message.group, message.seq);
+            break;
+        }
         GB_WARN("%s sent a control message of unknown type %u: dropped", gb_link_label(link), message.type);
     }
 }
@@ -336,6 +355,7 @@ void gb_control_hooks(gpubridge_context *context, struct gb_engine_hooks *hooks)
                                       .peer = on_peer,
                                       .aborted = on_aborted,
                                       .announce = on_announce,
+                                      .device_moved = on_device_moved,
                                       .tick = on_tick,
                                       .arg = context};
 }

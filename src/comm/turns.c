@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0
- * Tickets for vendor calls.  Engine role. */
+ * Tickets: who leads, what has its turn, and the leader's part.  Engine role. */
 #include "comm/turns.h"
 
 #include "comm/ccls.h"
@@ -22,11 +22,15 @@ static int uuid_is_zero(const uint8_t uuid[16])
 
 /* ---- who leads ---- */
 
-/* Ranks of islands that may call the vendor library. */
+static uint32_t island_size(const struct gb_topo *topo, uint32_t island)
+{
+    return topo->island_first[island + 1] - topo->island_first[island];
+}
+
+/* Ranks with GPUs, also those that are alone in their island. */
 static int takes_turns(const struct gb_topo *topo, uint32_t rank)
 {
-    uint32_t i = topo->island[rank];
-    return topo->vendor[i] && topo->island_first[i + 1] - topo->island_first[i] > 1;
+    return topo->vendor[topo->island[rank]];
 }
 
 static uint32_t count_turn_takers(const struct gb_topo *topo)
@@ -36,22 +40,45 @@ static uint32_t count_turn_takers(const struct gb_topo *topo)
     return n;
 }
 
+/* Some island of the group has a vendor communicator. */
+static int any_vendor_calls(const struct gb_topo *topo)
+{
+    for (uint32_t i = 0; i < topo->nislands; i++)
+        if (topo->vendor[i] && island_size(topo, i) > 1) return 1;
+    return 0;
+}
+
+static int calls_vendor(const gpubridge_comm *comm)
+{
+    return island_size(comm->group.topo, comm->group.topo->island[comm->group.rank]) > 1;
+}
+
+/* The leader that all turn takers of the group know, or NULL. */
+static const uint8_t *common_leader(const gpubridge_comm *comm, uint32_t lowest)
+{
+    const struct gb_topo *topo = comm->group.topo;
+    const uint8_t *leader = comm->members[lowest].hello.leader_uuid;
+    if (uuid_is_zero(leader)) return NULL;
+    for (uint32_t r = lowest; r < topo->nranks; r++)
+        if (takes_turns(topo, r) && memcmp(comm->members[r].hello.leader_uuid, leader, 16) != 0) return NULL;
+    return leader;
+}
+
 void gb_turns_join(gpubridge_comm *comm)
 {
     const struct gb_topo *topo = comm->group.topo;
     struct gb_turns *turns = &comm->context->turns;
     gb_ccls_join(comm);
-    if (!takes_turns(topo, comm->group.rank)) return;
+    if (!takes_turns(topo, comm->group.rank) || count_turn_takers(topo) < 2) return;
     uint32_t lowest = 0;
     while (!takes_turns(topo, lowest)) lowest++;
-    const uint8_t *leader = comm->members[lowest].hello.leader_uuid;
-    for (uint32_t r = lowest; r < topo->nranks && leader; r++)
-        if (takes_turns(topo, r) && memcmp(comm->members[r].hello.leader_uuid, leader, 16) != 0) leader = NULL;
+    const uint8_t *leader = common_leader(comm, lowest);
+    if (!leader && !any_vendor_calls(topo)) return;
+    comm->group.takes_turns = 1;
 
     /* A leader that all share orders all their groups; otherwise the lowest such member orders this one. */
-    struct gb_link *known = leader && !uuid_is_zero(leader) ? comm->context->leader_link : NULL;
-    int self_known = leader && memcmp(leader, comm->context->uuid.byte, 16) == 0;
-    comm->leader_link = self_known ? NULL : known ? known : comm->group.links[lowest];
+    const int is_me = leader && memcmp(leader, comm->context->uuid.byte, 16) == 0;
+    comm->leader_link = is_me ? NULL : leader ? comm->context->leader_link : comm->group.links[lowest];
     if (uuid_is_zero(turns->leader.byte)) {
         /* The link is held for as long as the context lives: later groups may not have the leader as a member. */
         if (lowest != comm->group.rank && gb_comm_get_link(comm, lowest, &comm->context->leader_link)) return;
@@ -74,7 +101,7 @@ void gb_turns_advance(gpubridge_context *context)
     struct gb_turns *turns = &context->turns;
     while (turns->granted_head) {
         struct gb_op *op = turns->granted_head;
-        int rc = gb_ccls_use(op->group->comm);
+        int rc = calls_vendor(op->group->comm) ? gb_ccls_use(op->group->comm) : 0;
         if (rc == GPUBRIDGE_AGAIN) return;
         pop_granted(turns);
         if (rc)
@@ -148,7 +175,7 @@ void gb_turns_on_announce(gpubridge_context *context, struct gb_link *link, uint
 void gb_turns_announce(gpubridge_context *context, struct gb_op *op)
 {
     gpubridge_comm *comm = op->group->comm;
-    int rc = gb_ccls_offer(comm);
+    int rc = calls_vendor(comm) ? gb_ccls_offer(comm) : 0;
     if (rc) {
         gb_op_fail(op, rc, gb_err_text());
         return;

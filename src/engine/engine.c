@@ -234,7 +234,9 @@ static int progress(struct gb_engine *engine)
     int n = gb_net_poll(engine->config.net, events, NEVENTS);
     for (int i = 0; i < n; i++) dispatch(engine, &events[i]);
     busy |= n;
-    if (engine->staged) busy |= gb_engine_poll_staged(engine);
+    int moved = engine->staged ? gb_engine_poll_staged(engine) : 0;
+    if (moved) engine->config.hooks.device_moved(engine->config.hooks.arg);
+    busy |= moved;
     settle_aborted(engine);
     return busy;
 }

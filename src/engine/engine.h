@@ -20,8 +20,10 @@ struct gb_engine_hooks {
     void (*peer)(void *arg, struct gb_link *link, int left, int status, const char *text);
     /* A group failed; its operations are about to be.  `tell`: the members do not know yet. */
     void (*aborted)(void *arg, struct gb_group *group, int status, const char *text, int tell);
-    /* `op` needs its turn among the vendor calls of the island; answer with gb_engine_ticket. */
+    /* `op` needs its turn among the operations of all groups; answer with gb_engine_ticket. */
     void (*announce)(void *arg, struct gb_op *op);
+    /* Something on the device has ended. */
+    void (*device_moved)(void *arg);
     /* About every 50 ms while anything is in flight, and at least every 200 ms. */
     void (*tick)(void *arg, uint64_t now_ns);
     void *arg;

@@ -71,7 +71,7 @@ struct gb_op {
     uint32_t watch_pos;       /* [E] first watched step not yet seen finished */
     uint32_t started, left;   /* [E] steps in flight; steps of the engine not finished */
     uint32_t loans;           /* [E] cells that hold one */
-    uint8_t is_started, is_p2p, wants_vendor, is_announced, has_ticket, is_aborting, is_any, is_posted; /* [E] */
+    uint8_t is_started, is_p2p, wants_turn, is_announced, has_ticket, is_aborting, is_any, is_posted; /* [E] */
     uint8_t on_device;    /* [E] the launcher has it: until staged_next marks the end */
     uint8_t is_emulated;  /* no stream of the caller's to order: waits hold the host */
     uint8_t is_claimed;   /* the submitting thread puts it into the streams */
@@ -136,8 +136,9 @@ struct gb_group {
     uint8_t codec_skips; /* enum gb_codec_skips */
     /* Operations up to this size run on shadows (shadow.c); UINT64_MAX: all, since a member has no kernels. */
     uint64_t host_bytes;
-    int any_staged; /* the buffers of some member are device memory */
-    uint8_t *lends; /* [size] this device can read messages of that rank in its memory; NULL: of none */
+    int any_staged;  /* the buffers of some member are device memory */
+    uint8_t *lends;  /* [size] this device can read messages of that rank in its memory; NULL: of none */
+    int takes_turns; /* operations of this rank's device memory start by tickets (config.hooks.announce) */
     uint32_t depth;
     int64_t timeout_ns; /* [S] */
 

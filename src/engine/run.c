@@ -338,7 +338,7 @@ static int poll_watched(struct gb_op *op)
 static int is_own_fault(struct gb_op *op)
 {
     uint64_t now = gb_now_ns();
-    if (!op->wants_vendor) return 1;
+    if (!op->group->ccl) return 1;
     if (!op->fault_ns) op->fault_ns = now;
     return now - op->fault_ns > VENDOR_GRACE_NS;
 }
@@ -416,7 +416,7 @@ void gb_group_start_heads(struct gb_group *group)
     while (op) {
         struct gb_op *next = op->next;
         if (op->dev && !op->is_p2p && !op->is_started) {
-            if (op->wants_vendor && !op->has_ticket) return;
+            if (op->wants_turn && !op->has_ticket) return;
             start_now(op);
         }
         op = next;
@@ -460,7 +460,7 @@ void gb_op_admit(struct gb_op *op)
         start_now(op);
         return;
     }
-    if (op->wants_vendor) {
+    if (op->wants_turn) {
         op->is_announced = 1;
         op->engine->config.hooks.announce(op->engine->config.hooks.arg, op);
     }

@@ -266,6 +266,11 @@ static int choose_codec(const struct gpubridge_op *d, struct gb_plan_spec *spec)
     return 0;
 }
 
+static int wants_turn(const struct gb_op *op)
+{
+    return op->xplan->plan->takes_turn && op->group->takes_turns;
+}
+
 static int prepare(struct gb_op *op, const struct gpubridge_op *d)
 {
     struct gb_group *group = op->group;
@@ -305,14 +310,14 @@ static int prepare(struct gb_op *op, const struct gpubridge_op *d)
         if (d->kind == GPUBRIDGE_ALL_TO_ALL) spec.send_counts = d->send_counts, spec.recv_counts = d->recv_counts;
         gb_plan_user_bytes(topo, &spec, group->rank, &in, &out);
         GB_TRY(gb_xplan_get(group, topo, &spec, &op->xplan));
-        staged = staged && (op->xplan->plan->nsteps > 0 || op->xplan->plan->takes_turn);
+        staged = staged && (op->xplan->plan->nsteps > 0 || wants_turn(op));
     }
     if ((in && !d->send) || (out && !d->recv))
         return GB_FAIL(GPUBRIDGE_ERR_INVALID, "%s: %s buffer is NULL but %llu bytes are expected in it",
                        kind_names[d->kind], in && !d->send ? "the send" : "the recv",
                        (unsigned long long)(in && !d->send ? in : out));
     op->payload_bytes = in ? in : out;
-    op->wants_vendor = op->xplan->plan->takes_turn;
+    op->wants_turn = (uint8_t)wants_turn(op);
     GB_TRY(op_memory(op, op->xplan->plan, staged && !shadow));
     if (staged && shadow) GB_TRY(gb_shadow_prepare(op, in, out));
     return staged ? op_device(op, d->stream) : 0;

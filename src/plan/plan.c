@@ -145,7 +145,7 @@ int gb_plan_build(const struct gb_topo *topo, const struct gb_plan_spec *spec, u
         return GB_FAIL(GPUBRIDGE_ERR_NO_MEMORY, "no memory for a plan (%u steps so far): use larger chunks", nsteps);
     }
     place_scratch(&b);
-    b.plan->takes_turn = b.vendor;
+    b.plan->takes_turn = topo->vendor[b.isl] && !flat;
     b.plan->codec = b.codec;
     b.plan->hash = gb_spec_hash(topo, spec);
     uint64_t in, out;

@@ -104,7 +104,7 @@ struct gb_plan {
     uint8_t codec;           /* enum gb_codec of all messages that cross islands */
     uint8_t flat;            /* the one-round form */
     uint8_t uses_vendor;     /* has VENDOR steps on this rank */
-    uint8_t takes_turn;      /* VENDOR steps are possible: equal on all ranks of vendor islands of several ranks */
+    uint8_t takes_turn;      /* not flat, on a rank of a vendor island: equal on all such ranks */
 };
 
 /* Refuses what the table in reduce.h does not hold, a root outside the group, counts that overflow. */

@@ -23,7 +23,7 @@ struct gb_member_hello {
     int32_t global_rank;
     uint32_t ccl_epoch;      /* aborted vendor communicators so far: members use the highest */
     uint8_t uuid[16];        /* of the context */
-    uint8_t leader_uuid[16]; /* who orders vendor calls of this rank's island; zero: nobody yet */
+    uint8_t leader_uuid[16]; /* who orders operations of all GPU ranks; zero: nobody yet */
     uint64_t name_hash;      /* of the comm's name */
     uint64_t birth;          /* random: makes the comm's id unique in time */
     uint64_t host_id;        /* equal on one host */

@@ -204,6 +204,51 @@ static void destroy_body(struct rank *rank)
     gpubridge_context_destroy(rank->context);
 }
 
+/* One rank gives a group up while its island agrees on a vendor communicator that another group shares, or makes it.
+ * Nobody hangs, whatever becomes of the other group, and later groups work. */
+static void give_up_round(struct rank *rank, int round)
+{
+    enum { N = 100000 };
+    static int64_t x[2][N];
+    gpubridge_request *requests[2];
+    gpubridge_comm *comms[2];
+    char name[2][32];
+    for (int g = 0; g < 2; g++) {
+        snprintf(name[g], sizeof name[g], "round %d, group %d", round, g);
+        comms[g] = rank_comm(rank, name[g], NULL, 0);
+    }
+    rank_meet(rank);
+    for (int g = 0; g < 2; g++)
+        EXPECT_OK(gpubridge_all_reduce(comms[g], x[g], x[g], N, GPUBRIDGE_I64, GPUBRIDGE_SUM, NULL, &requests[g]));
+    if (rank->rank == round % rank->size) {
+        usleep(200u * (unsigned)round);
+        gpubridge_comm_abort(comms[0], "given up by the test");
+    }
+    for (int g = 0; g < 2; g++) {
+        const int rc = gpubridge_request_wait(requests[g], 10 * S);
+        EXPECT(rc != GPUBRIDGE_AGAIN, "%s hangs", name[g]);
+        gpubridge_request_free(requests[g]);
+        gpubridge_comm_destroy(comms[g]);
+    }
+    rank_meet(rank);
+    snprintf(name[0], sizeof name[0], "round %d, later", round);
+    gpubridge_comm *later = rank_comm(rank, name[0], NULL, 0);
+    for (int i = 0; i < N; i++) x[0][i] = i + rank->rank;
+    EXPECT_OK(gpubridge_all_reduce(later, x[0], x[0], N, GPUBRIDGE_I64, GPUBRIDGE_SUM, NULL, NULL));
+    for (int i = 0; i < N; i++) EXPECT(x[0][i] == 4ll * i + 6, "element %d is %lld", i, (long long)x[0][i]);
+    gpubridge_comm_destroy(later);
+}
+
+static void give_up_body(struct rank *rank)
+{
+    for (int round = 0; round < (SANITIZED ? 3 : 8); round++) {
+        rank_open(rank); /* knows of no vendor communicator */
+        give_up_round(rank, round);
+        gpubridge_context_destroy(rank->context);
+        rank_meet(rank);
+    }
+}
+
 /* ---- a child process after fork ---- */
 
 static void child_main(gpubridge_context *context, gpubridge_comm *comm)
@@ -277,6 +322,7 @@ int main(void)
     failed += try_death(DESTROYS_CONTEXT, LARGE_REDUCE);
     vendors = "GPUBRIDGE_EMULATE=cuda,cuda,hip,hip\nGPUBRIDGE_GATE=off\n";
     failed += try_death(KILLED, LARGE_REDUCE);
+    failed += ranks_run(4, NULL, "GPUBRIDGE_EMULATE=cuda,cuda,cuda,hip\n", 60, give_up_body, "giving up a first use");
     for (int i = 0; i < 5; i++) failed += ranks_run(4, islands, NULL, 60, leave_body, "leaving");
     failed += ranks_run(4, islands, NULL, 60, destroy_body, "destroying a group on one rank");
     failed += ranks_run(4, islands, NULL, 60, fork_body, "children");

@@ -54,7 +54,7 @@ struct team {
     int count, members[6];
 };
 
-/* The group of all comes first: its members then share a leader for vendor calls (turns.h). */
+/* The group of all comes first: its members then share a leader (turns.h). */
 static const struct team teams[] = {
     {6, {5, 4, 3, 2, 1, 0}}, {2, {5, 2}}, {2, {2, 5}},          {3, {1, 0, 2}},
     {4, {4, 3, 5, 0}},       {1, {3}},    {5, {2, 0, 4, 1, 3}}, {2, {0, 1}},
@@ -286,6 +286,112 @@ static void threads_body(struct rank *rank)
     gpubridge_context_destroy(rank->context);
 }
 
+/* ---- several vendor communicators are made at once, while other things go on ---- */
+
+enum { FIRST_GROUPS = 4, FIRST_OPS = 4, SMALL = 10, LARGE = 5000, FIRST_TALK = 20 };
+
+/* Of three ranks on each of two vendors: each but the first uses a communicator of its own on both. */
+static const struct team first_teams[FIRST_GROUPS] = {
+    {6, {0, 1, 2, 3, 4, 5}}, {4, {0, 1, 2, 3}}, {4, {5, 4, 3, 2}}, {4, {4, 5, 0, 1}}};
+
+static uint64_t first_count(int op)
+{
+    return op % 2 ? LARGE : SMALL;
+}
+
+static gpubridge_request *submit(gpubridge_comm *comm, struct gpubridge_op op)
+{
+    gpubridge_request *request = NULL;
+    op.struct_size = sizeof op;
+    op.dtype = GPUBRIDGE_I64;
+    EXPECT_OK(gpubridge_submit(comm, &op, &request));
+    return request;
+}
+
+/* Small operations, one after the other, that the thread puts into the streams itself. */
+static void *talk_main(void *arg)
+{
+    struct worker *w = arg;
+    int64_t x[SMALL];
+    for (int op = 0; op < FIRST_TALK; op++) {
+        fill(x, SMALL, w->rank->rank, w->first + op);
+        EXPECT_OK(gpubridge_all_reduce(w->comm, x, x, SMALL, GPUBRIDGE_I64, GPUBRIDGE_SUM, NULL, NULL));
+        check_sum(x, SMALL, everybody, w->rank->size, w->first + op);
+    }
+    return NULL;
+}
+
+/* Sums of all groups, in another order on every rank; within a group small ones and ones for the vendor alternate. */
+static void first_sums(struct rank *rank, gpubridge_comm *const *comms, int round)
+{
+    static int64_t x[FIRST_GROUPS][FIRST_OPS][LARGE];
+    gpubridge_request *requests[FIRST_GROUPS][FIRST_OPS];
+    for (int k = 0; k < FIRST_GROUPS; k++) {
+        const int g = rank->rank % 2 ? (FIRST_GROUPS - 1 - k + round) % FIRST_GROUPS : (k + rank->rank) % FIRST_GROUPS;
+        for (int op = 0; comms[g] && op < FIRST_OPS; op++) {
+            const uint64_t n = first_count(op);
+            fill(x[g][op], n, rank->rank, 10 * g + op);
+            requests[g][op] = submit(comms[g], (struct gpubridge_op){.kind = GPUBRIDGE_ALL_REDUCE,
+                                                                     .reduce_op = GPUBRIDGE_SUM,
+                                                                     .send = x[g][op],
+                                                                     .recv = x[g][op],
+                                                                     .count = n,
+                                                                     .flags = GPUBRIDGE_OP_URGENT});
+        }
+    }
+    for (int g = 0; g < FIRST_GROUPS; g++)
+        for (int op = 0; comms[g] && op < FIRST_OPS; op++) {
+            finish(requests[g][op]);
+            check_sum(x[g][op], first_count(op), first_teams[g].members, first_teams[g].count, 10 * g + op);
+        }
+}
+
+/* A receive whose send comes after the sums, and a send whose receive does: neither may hold them up. */
+static void first_round(struct rank *rank, gpubridge_comm *const *comms, gpubridge_comm *talk, int round)
+{
+    static int64_t in[LARGE], out[LARGE], late_in[LARGE], late_out[LARGE];
+    const int next = (rank->rank + 1) % rank->size, before = (rank->rank + rank->size - 1) % rank->size;
+    struct gpubridge_op send = {.kind = GPUBRIDGE_SEND, .root = next, .send = out, .count = LARGE};
+    struct gpubridge_op recv = {.kind = GPUBRIDGE_RECV, .root = before, .recv = in, .count = LARGE, .tag = 1};
+    struct worker worker = {rank, talk, 1000};
+    pthread_t thread;
+    fill(out, LARGE, rank->rank, round);
+    fill(late_out, LARGE, rank->rank, round + 500);
+    gpubridge_request *early[2] = {submit(comms[0], send), submit(comms[0], recv)};
+    if (pthread_create(&thread, NULL, talk_main, &worker)) abort();
+    first_sums(rank, comms, round);
+    send.send = late_out, send.tag = 1;
+    recv.recv = late_in, recv.tag = 0;
+    gpubridge_request *late[2] = {submit(comms[0], send), submit(comms[0], recv)};
+    for (int i = 0; i < 2; i++) finish(early[i]), finish(late[i]);
+    check_sum(late_in, LARGE, &before, 1, round);
+    check_sum(in, LARGE, &before, 1, round + 500);
+    pthread_join(thread, NULL);
+}
+
+static void first_uses_body(struct rank *rank)
+{
+    const int rounds = SANITIZED ? 3 : 8;
+    for (int round = 0; round < rounds; round++) {
+        gpubridge_comm *comms[FIRST_GROUPS] = {NULL}, *talk = NULL;
+        char name[32];
+        rank_open(rank); /* knows of no vendor communicator */
+        for (int g = 0; g < FIRST_GROUPS; g++) {
+            snprintf(name, sizeof name, "round %d, group %d", round, g);
+            const struct team *team = &first_teams[g];
+            if (place_in(team, rank->rank) >= 0) comms[g] = rank_comm(rank, name, team->members, team->count);
+        }
+        snprintf(name, sizeof name, "round %d, talk", round);
+        talk = rank_comm(rank, name, NULL, 0);
+        first_round(rank, comms, talk, round);
+        rank_meet(rank);
+        for (int g = 0; g < FIRST_GROUPS; g++) gpubridge_comm_destroy(comms[g]);
+        gpubridge_comm_destroy(talk);
+        gpubridge_context_destroy(rank->context);
+        rank_meet(rank);
+    }
+}
+
 /* ---- requests that nobody waits for, and the completion queue ---- */
 
 static void notify_body(struct rank *rank)
@@ -359,11 +465,12 @@ int main(void)
     failed += ranks_run(4, aabb, NULL, 60, threads_body, "threads");
     failed += ranks_run(3, abc, NULL, 60, notify_body, "completion queue");
     failed += ranks_run(1, abc, NULL, 60, stop_body, "stopped queue");
-    /* Vendor calls of an island must come in one order on all its members, whatever the order of submission. */
+    /* Device operations must come in one order on all ranks, whatever the order of submission. */
     static const char six_vendors[] = "GPUBRIDGE_EMULATE=cuda,hip,cuda,hip,cuda,hip\n";
     static const char vendors[] = "GPUBRIDGE_EMULATE=cuda,cuda,hip,hip\n";
     static const char no_gate[] = "GPUBRIDGE_EMULATE=cuda,cuda,hip,hip\nGPUBRIDGE_GATE=off\n";
     failed += ranks_run(6, NULL, six_vendors, 60, overlap_body, "overlapping groups of emulated GPUs");
+    failed += ranks_run(6, NULL, six_vendors, 60, first_uses_body, "first uses of emulated GPUs");
     failed += ranks_run(4, NULL, vendors, 60, threads_body, "threads with emulated GPUs");
     failed += ranks_run(4, NULL, no_gate, 60, threads_body, "threads with emulated GPUs, gate off");
     failed += ranks_run(3, NULL, vendors, 60, notify_body, "completion queue of emulated GPUs");
