@@ -84,6 +84,7 @@ nightly: setup
 kernels-nvrtc: setup
 	$(PY) -m pip install -q --no-deps -r requirements-nvrtc.txt
 	$(PY) tests/unit/kernels_nvrtc.py src/codec/kernels.inc
+	$(PY) tests/unit/kernels_nvrtc.py src/engine/fetch.inc
 
 # Every float, minutes; and 10^9 values for each codec.
 codec-oracle: setup

@@ -219,15 +219,22 @@ static int issue_vendor(struct gb_launcher *launcher, struct gb_job *job, const 
     return gb_ccl_exchange(op->ccl, launcher->parts, (int)step->nparts, stream);
 }
 
-/* A message goes to the device from where it is.  A stream that holds the copy before that is known gets a kernel,
- * which looks when its turn has come. */
-static int issue_landing(struct gb_launcher *launcher, const struct gb_dev_op *op, uint32_t index, void *stream)
+/* A message goes to the device from where it is.  A stream that holds the copy before that is known gets a copy from
+ * where it was last time, and a kernel, which looks when its turn has come and does what the guess has not done.  (The
+ * copy engines leave the processors to training, and are shared by processes without taking turns.) */
+static int issue_landing(struct gb_launcher *launcher, struct gb_job *job, uint32_t index, void *stream)
 {
+    const struct gb_dev_op *op = job->op;
     const struct gb_step *step = &op->plan->steps[index];
     void *to = address(op, &step->dst), *from = (void *)&op->where[op->landing[index]];
     uint64_t bytes = step->bytes;
     if (launcher->gated) {
-        void *params[] = {&to, &from, &bytes};
+        uint64_t guess = atomic_load_explicit(&op->guess[op->landing[index]], memory_order_relaxed);
+        void *params[] = {&to, &from, &bytes, &guess};
+        if (guess) {
+            GB_TRY(gb_stream_copy(launcher->device, to, (const void *)(uintptr_t)guess, bytes, stream));
+            job->set->issued[QUEUE_IN]++;
+        }
         return launch(launcher, stream, launcher->fetch, bytes, MAX_BLOCKS, params);
     }
     const uint64_t at = atomic_load_explicit(&op->where[op->landing[index]], memory_order_relaxed);
@@ -242,7 +249,7 @@ static int issue_work(struct gb_launcher *launcher, struct gb_job *job, uint32_t
     switch (step->kind) {
     case GB_STEP_COPY:
         if (!step->bytes) return 0;
-        if (op->landing && op->landing[index] != GB_NO_STEP) return issue_landing(launcher, op, index, stream);
+        if (op->landing && op->landing[index] != GB_NO_STEP) return issue_landing(launcher, job, index, stream);
         return gb_stream_copy(launcher->device, address(op, &step->dst), address(op, &step->src), step->bytes, stream);
     case GB_STEP_REDUCE:
         return step->count ? issue_reduce(launcher, job, step, stream) : 0;

@@ -35,7 +35,7 @@ static int warm_up(struct gb_launcher *launcher)
     struct gb_reduce_args args = {.dst = scrap, .src = {scrap}, .nsrc = 1};
     GB_TRY(gb_set_get(launcher, UINT32_MAX, &set));
     void *word = (void *)set->retired, *reduce[] = {&args}, *poison[] = {&scrap, &none, &word},
-         *fetch[] = {&scrap, &word, &none};
+         *fetch[] = {&scrap, &word, &none, &none};
     void *const stream = set->stream[QUEUE_IN];
     GB_TRY(gb_launch_event_get(launcher, &event));
     if (launcher->has_kernels) {

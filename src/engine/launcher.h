@@ -43,6 +43,7 @@ struct gb_dev_op {
      * of that COPY: the RECV, else GB_NO_STEP; NULL: there are none. */
     const uint32_t *landing;
     _Atomic uint64_t *where; /* [nsteps] pinned, zeroed; of such a RECV: its address, stored before its flag */
+    _Atomic uint64_t *guess; /* [nsteps] where it was in an earlier operation with this plan; 0: nowhere yet */
     /* filled by the launcher */
     void *done;           /* event after the last step: valid once `enqueued` */
     _Atomic int enqueued; /* CUDA: all is in the streams; HIP: the done event is recorded */

@@ -19,6 +19,9 @@ struct gb_engine;
 struct gb_group;
 struct gb_op;
 
+/* Operations with one plan that a sender has in flight take their staging in turn. */
+#define GB_GUESSES 4u
+
 /* A plan made ready for execution: successors instead of predecessors.  Shared by operations, counted. */
 struct gb_xplan {
     struct gb_plan *plan;
@@ -26,8 +29,10 @@ struct gb_xplan {
     _Atomic uint32_t refs;
     uint32_t *succ_first; /* [nsteps + 1] into succ */
     uint32_t *succ;
-    uint32_t *watch;   /* staged: device steps that a network step or a lent message waits for, ascending */
-    uint32_t *landing; /* [nsteps] as in struct gb_dev_op; NULL: no message of the plan can be lent */
+    uint32_t *watch;         /* staged: device steps that a network step or a lent message waits for, ascending */
+    uint32_t *landing;       /* [nsteps] as in struct gb_dev_op; NULL: no message of the plan can be lent */
+    _Atomic uint64_t *guess; /* [GB_GUESSES][nsteps] of messages that land: where they were; NULL without landing */
+    _Atomic uint32_t turns;  /* operations so far */
     uint32_t nwatch;
     uint32_t nnet; /* network steps */
 };

@@ -134,6 +134,17 @@ void gb_op_return_loans(struct gb_op *op)
     for (uint32_t i = 0; op->loans && i <= op->xplan->plan->nsteps; i++) return_loan(op, i);
 }
 
+/* The next operation of this turn will find it there, too; turns that know nothing may guess so. */
+static void remember_place(const struct gb_op *op, uint32_t index, uint64_t at)
+{
+    atomic_store_explicit(&op->dev->guess[index], at, memory_order_relaxed);
+    for (uint32_t t = 0; t < GB_GUESSES; t++) {
+        uint64_t nowhere = 0;
+        _Atomic uint64_t *guess = &op->xplan->guess[(size_t)t * op->xplan->plan->nsteps + index];
+        (void)atomic_compare_exchange_strong_explicit(guess, &nowhere, at, memory_order_relaxed, memory_order_relaxed);
+    }
+}
+
 /* A message came, or left: says where the device finds it, and keeps what the peer may still read of ours. */
 static void settle_places(struct gb_op *op, struct gb_cell *cell, const struct gb_net_event *event)
 {
@@ -158,6 +169,7 @@ static void settle_places(struct gb_op *op, struct gb_cell *cell, const struct g
     if (!op->xplan->landing || step->kind != GB_STEP_RECV || op->xplan->landing[index] == GB_NO_STEP) return;
     const void *at = event->loan ? event->data : address(op, &step->dst);
     atomic_store_explicit(&op->dev->where[index], (uintptr_t)at, memory_order_relaxed); /* the flag follows */
+    if (event->loan) remember_place(op, index, (uintptr_t)at);
 }
 
 static void start_step(struct gb_op *op, struct gb_cell *cell)

@@ -173,6 +173,8 @@ static int op_memory(struct gb_op *op, const struct gb_plan *plan, int staged)
         op->dev->flags = gb_launcher_host(launcher, flag_bytes + where_bytes);
         if (!op->dev->flags) return GPUBRIDGE_ERR_NO_MEMORY;
         op->dev->landing = op->xplan->landing;
+        const uint32_t turn = atomic_fetch_add_explicit(&op->xplan->turns, 1, memory_order_relaxed) % GB_GUESSES;
+        if (op->xplan->guess) op->dev->guess = op->xplan->guess + (size_t)turn * plan->nsteps;
         op->dev->where = (_Atomic uint64_t *)((char *)op->dev->flags + flag_bytes);
         for (uint32_t i = 0; i <= plan->nsteps; i++) atomic_store_explicit(&op->dev->flags[i], 0, memory_order_relaxed);
         for (size_t i = 0; i < where_bytes / sizeof(uint64_t); i++)

@@ -14,6 +14,7 @@ static void xplan_destroy(struct gb_xplan *xplan)
     free(xplan->succ);
     free(xplan->watch);
     free(xplan->landing);
+    free((void *)xplan->guess);
     free(xplan);
 }
 
@@ -84,7 +85,10 @@ static int build_landing(struct gb_xplan *xplan, const struct gb_group *group)
         xplan->landing[copy] = i;
         any = 1;
     }
-    if (any) return 0;
+    if (any) {
+        xplan->guess = calloc((size_t)plan->nsteps * GB_GUESSES, sizeof *xplan->guess);
+        return xplan->guess ? 0 : GB_FAIL(GPUBRIDGE_ERR_NO_MEMORY, "no memory for a plan of %u steps", plan->nsteps);
+    }
     free(xplan->landing);
     xplan->landing = NULL;
     return 0;

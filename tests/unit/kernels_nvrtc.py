@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Compiles the GPU kernels with NVRTC, which needs no GPU: kernels_nvrtc.py KERNELS.INC [LIBNVRTC...]
+"""Compiles GPU kernels with NVRTC, which needs no GPU: kernels_nvrtc.py KERNELS.INC [LIBNVRTC...]
 
 Without libraries named, those of nvidia-cuda-nvrtc wheels next to this interpreter are used; exits 77 where there is
 none.  Every architecture of ARCHS that a library supports must compile; CUDA 13 no longer supports sm_70.  Prints
@@ -18,7 +18,6 @@ from pathlib import Path
 
 ARCHS = (70, 75, 80, 86, 89, 90, 100, 120)
 OPTIONS = ("--fmad=false", "--ftz=false", "--prec-div=true", "--prec-sqrt=true", "--std=c++17", "--ptxas-options=-v")
-KERNELS = (b"gb_reduce", b"gb_poison")
 
 
 def libraries() -> list[str]:
@@ -67,6 +66,7 @@ class Nvrtc:
 def main() -> int:
     """Entry point."""
     source = Path(sys.argv[1]).read_bytes()
+    kernels = re.findall(rb"^GB_KERNEL.*?\b(gb_\w+)\(", source, re.MULTILINE)
     paths = sys.argv[2:] or libraries()
     if not paths:
         print("no nvidia-cuda-nvrtc wheel is installed")
@@ -80,8 +80,8 @@ def main() -> int:
         for arch in wanted:
             begin = time.perf_counter()
             code, log = nvrtc.compile(source, arch)
-            missing = [k.decode() for k in KERNELS if k not in code]
-            if missing or "warning" in log:
+            missing = [k.decode() for k in kernels if k not in code]
+            if not kernels or missing or "warning" in log:
                 print(f"sm_{arch}: {missing} missing\n{log}")
                 return 1
             usage = re.findall(r"Used (\d+) registers.*", log)
