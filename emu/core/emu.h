@@ -180,6 +180,8 @@ int emu_mem_alloc(struct emu_dev *dev, enum emu_mem kind, size_t size, unsigned 
 int emu_mem_free(struct emu_dev *dev, enum emu_mem kind, void *p);
 int emu_mem_register(struct emu_dev *dev, void *p, size_t size, unsigned flags);
 int emu_mem_unregister(void *p);
+/* A copy from or to `p` is queued (begins) or over: registered memory stays so until then. */
+void emu_mem_hold(const void *p, bool begins);
 /* False when no live allocation holds `p`: plain host memory, which also counts as device memory. */
 bool emu_mem_query(const void *p, struct emu_mem_info *out);
 /* The address at which a worker may touch [p, p+size); NULL after a complaint when it is out of bounds or freed. */

@@ -20,6 +20,7 @@ struct block {
     enum emu_mem kind;
     int device;
     unsigned flags;
+    unsigned busy; /* REGISTERED: copies that are queued or running */
     bool freed;
 };
 
@@ -215,10 +216,23 @@ int emu_mem_unregister(void *p)
     pthread_mutex_lock(&mu);
     struct block *b = holder(p);
     bool found = b && b->base == (char *)p && b->kind == EMU_MEM_REGISTERED;
-    if (found) erase(b);
+    unsigned busy = found ? b->busy : 0;
+    if (found && !busy) erase(b);
     pthread_mutex_unlock(&mu);
+    if (busy) {
+        emu_complain("%p is unregistered under %u copies that are queued or running", p, busy);
+        return EMU_NOT_PERMITTED;
+    }
     if (!found) emu_complain("%p is not the start of registered memory", p);
     return found ? EMU_OK : EMU_NOT_REGISTERED;
+}
+
+void emu_mem_hold(const void *p, bool begins)
+{
+    pthread_mutex_lock(&mu);
+    struct block *b = holder(p);
+    if (b && b->kind == EMU_MEM_REGISTERED) b->busy += begins ? 1 : -1u;
+    pthread_mutex_unlock(&mu);
 }
 
 bool emu_mem_query(const void *p, struct emu_mem_info *out)

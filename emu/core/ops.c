@@ -23,12 +23,21 @@ static void run_copy(struct emu_stream *s, const char *api, void *arg)
         memmove(dst, src, c->size);
 }
 
+static void drop_copy(void *arg)
+{
+    const struct copy_arg *c = arg;
+    emu_mem_hold(c->dst, false);
+    emu_mem_hold(c->src, false);
+}
+
 int emu_copy(struct emu_stream *s, void *dst, const void *src, size_t size)
 {
     struct copy_arg c = {.dst = dst, .src = src, .size = size};
     /* Wrong from the start is the caller's error, and not yet the device's. */
     if (!emu_mem_view(dst, size, emu_thread.api) || !emu_mem_view(src, size, emu_thread.api)) return EMU_INVALID;
-    return emu_post(s, run_copy, NULL, &c, sizeof c, NULL);
+    emu_mem_hold(dst, true);
+    emu_mem_hold(src, true);
+    return emu_post(s, run_copy, drop_copy, &c, sizeof c, NULL);
 }
 
 static void run_fill(struct emu_stream *s, const char *api, void *arg)

@@ -94,6 +94,28 @@ static void query(void *arg)
     CHECK(cuMemHostUnregister(registered) == 713);
 }
 
+/* Registered memory stays so while copies from or to it wait behind others. */
+static void unregister_busy(void *arg)
+{
+    static char registered[8192], other[8192];
+    devptr p, flag;
+    set_up();
+    OK(cuMemAlloc_v2(&p, sizeof registered));
+    OK(cuMemAlloc_v2(&flag, 4));
+    OK(cuMemHostRegister_v2(registered, sizeof registered, 3));
+    OK(cuMemHostRegister_v2(other, sizeof other, 3));
+    OK(cuStreamWriteValue32_v2(s, flag, 0, 0));
+    OK(cuStreamSynchronize(s));
+    OK(cuStreamWaitValue32_v2(s, flag, 1, 0));
+    OK(cuMemcpyAsync(p, dev(registered + 100), 1000, s));
+    OK(cuMemcpyAsync(dev(registered + 100), p, 1000, s));
+    CHECK(cuMemHostUnregister(registered) == 800);
+    OK(cuMemHostUnregister(other));
+    *(volatile uint32_t *)(uintptr_t)flag = 1;
+    OK(cuStreamSynchronize(s));
+    OK(cuMemHostUnregister(registered));
+}
+
 /* Plain memory of anybody counts as device memory. */
 static void plain(void *arg)
 {
@@ -182,6 +204,7 @@ static void test_query(void **state)
     CHILD(query, "GBEMU_GUARD=0");
     CHILD(query, "GBEMU_GUARD=1");
     CHILD(plain, "GBEMU_SEED=1");
+    CHILD(unregister_busy, "GBEMU_GUARD=0");
 }
 
 static void test_guard(void **state)
