@@ -128,7 +128,8 @@ void *gb_launch_keep(struct gb_launcher *launcher, uint64_t bytes);
 void gb_launch_unkeep(struct gb_launcher *launcher, void *mem, uint64_t bytes);
 
 /* launch_share.c: memory of STAGE slabs.  make: registered with the device and offered to the peers. */
-int gb_launch_region_make(struct gb_launch_pool *pool, uint64_t bytes, struct gb_region *region) GB_NODISCARD;
+int gb_launch_region_make(struct gb_launch_pool *pool, struct gb_net *net, uint64_t bytes,
+                          struct gb_region *region) GB_NODISCARD;
 void gb_launch_region_free(struct gb_launch_pool *pool, struct gb_region *region);
 /* Launcher thread: lets go of the peers' memory. */
 void gb_launch_share_fini(struct gb_launcher *launcher);

@@ -83,12 +83,12 @@ static void *take(struct pool_slab *slab, uint64_t bytes)
 }
 
 /* Memory that cannot be shared does as well, with copies. */
-static int slab_memory(struct gb_launch_pool *pool, uint64_t bytes, struct pool_slab *slab)
+static int slab_memory(struct gb_launch_pool *pool, struct gb_net *net, uint64_t bytes, struct pool_slab *slab)
 {
     struct gb_device_saved saved;
     void *base = NULL;
     GB_TRY(gb_device_enter(pool->device, &saved));
-    int rc = pool->net ? gb_launch_region_make(pool, bytes, &slab->region) : GPUBRIDGE_ERR_UNSUPPORTED;
+    int rc = net ? gb_launch_region_make(pool, net, bytes, &slab->region) : GPUBRIDGE_ERR_UNSUPPORTED;
     if (!rc)
         base = slab->region.base;
     else if (pool->kind != GB_POOL_DEVICE)
@@ -100,12 +100,16 @@ static int slab_memory(struct gb_launch_pool *pool, uint64_t bytes, struct pool_
     return rc;
 }
 
+/* The lock is held, but not meanwhile: a driver call can be held off for long, and the engine gives memory back. */
 static int add_slab(struct gb_launch_pool *pool, uint64_t bytes)
 {
+    struct gb_net *net = pool->net;
     struct pool_slab *slab = calloc(1, sizeof *slab);
     struct pool_block *all = calloc(1, sizeof *all);
     int rc = slab && all ? 0 : GB_FAIL(GPUBRIDGE_ERR_NO_MEMORY, "no memory to describe a slab");
-    if (!rc) rc = slab_memory(pool, bytes, slab);
+    pthread_mutex_unlock(&pool->lock);
+    if (!rc) rc = slab_memory(pool, net, bytes, slab);
+    pthread_mutex_lock(&pool->lock);
     if (rc) {
         free(slab);
         free(all);
@@ -127,7 +131,7 @@ static void *pool_get(struct gb_launcher *launcher, struct gb_launch_pool *pool,
     for (struct pool_slab *s = pool->slabs; s && !mem; s = s->next)
         if (!pool->net || s->region.base) mem = take(s, bytes);
     if (!mem) {
-        uint64_t slab = ROUND_UP(bytes, pool->kind == GB_POOL_HOST ? HOST_SLAB : DEVICE_SLAB);
+        uint64_t slab = ROUND_UP(bytes, pool->kind == GB_POOL_DEVICE || pool->net ? DEVICE_SLAB : HOST_SLAB);
         uint64_t held = atomic_load(&launcher->pool_bytes), used = atomic_load(&launcher->pool_used);
         uint64_t limit = atomic_load(&launcher->pool_limit);
         if (limit && held + slab > limit && used)
@@ -139,7 +143,7 @@ static void *pool_get(struct gb_launcher *launcher, struct gb_launch_pool *pool,
                 (unsigned long long)limit);
         else if (add_slab(pool, slab) == 0) {
             atomic_fetch_add(&launcher->pool_bytes, slab);
-            mem = take(pool->slabs, bytes);
+            for (struct pool_slab *s = pool->slabs; s && !mem; s = s->next) mem = take(s, bytes);
             if (!mem) (void)GB_FAIL(GPUBRIDGE_ERR_NO_MEMORY, "no memory to describe a block");
         }
     }

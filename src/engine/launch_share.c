@@ -8,17 +8,21 @@
 
 #include <stdlib.h>
 
-/* ---- ours; under the pool's lock, after gb_device_enter ---- */
+/* ---- ours; after gb_device_enter ---- */
 
-int gb_launch_region_make(struct gb_launch_pool *pool, uint64_t bytes, struct gb_region *region)
+int gb_launch_region_make(struct gb_launch_pool *pool, struct gb_net *net, uint64_t bytes, struct gb_region *region)
 {
     int is_registered = 0, rc = gb_region_make(bytes, region);
     if (!rc) rc = gb_device_host_register(pool->device, region->base, bytes);
     is_registered = !rc;
-    if (!rc) rc = gb_net_offer(pool->net, region);
+    if (!rc) rc = gb_net_offer(net, region);
     if (!rc) return 0;
-    GB_WARN("staging memory is not shared with processes of this host, messages to them are copied: %s", gb_err_text());
+    pthread_mutex_lock(&pool->lock);
+    if (pool->net)
+        GB_WARN("staging memory is not shared with processes of this host, messages to them are copied: %s",
+                gb_err_text());
     pool->net = NULL; /* said once */
+    pthread_mutex_unlock(&pool->lock);
     if (is_registered) gb_device_host_unregister(pool->device, region->base);
     if (region->base) gb_region_free(region);
     return rc;
