@@ -12,7 +12,7 @@
 #include <string.h>
 #include <xxhash.h>
 
-enum kind { KIND_CHOICE, KIND_BYTES, KIND_COUNT, KIND_SECONDS, KIND_MICROS, KIND_TEXT, KIND_PORTS };
+enum kind { KIND_CHOICE, KIND_BYTES, KIND_COUNT, KIND_SEED, KIND_SECONDS, KIND_MICROS, KIND_TEXT, KIND_PORTS };
 enum auto_as { AUTO_NO, AUTO_ZERO, AUTO_ONES };
 
 #define KIB 1024ull
@@ -93,6 +93,11 @@ static const struct gb_setting rows[] = {
      .scope = GB_SCOPE_COMM,
      .help = "Compress all_gather and broadcast, too. What all ranks then have is what was decoded.",
      FIELD(compression_gather)},
+    {.name = "GPUBRIDGE_COMPRESSION_SEED", .type = "0 to 4294967295, or off", .value = "off", .kind = KIND_SEED,
+     .auto_as = AUTO_ONES, .agreed = 1, .scope = GB_SCOPE_COMM, .max = 4294967295,
+     .help = "Round stochastically when values are encoded, with this seed: up or down by chance, right on average. The same "
+             "seed and the same operations give the same bits. off: to the nearest value.",
+     FIELD(compression_seed)},
     {.name = "GPUBRIDGE_IFNAME", .type = "interface list", .value = "", .kind = KIND_TEXT,
      .help = "Network interfaces to use: eth (prefix), =eth0 (exact), ^lo,docker (all but these). Unset: the one whose route "
              "leads to the master.",
@@ -260,9 +265,15 @@ static int parse_number(const char *value, int suffix, long double *out)
     return 0;
 }
 
+/* The word for a number that is not given. */
+static const char *auto_word(const struct gb_setting *row)
+{
+    return row->kind == KIND_SEED ? "off" : "auto";
+}
+
 static int parse_scaled(const struct gb_setting *row, const char *value, uint64_t unit, uint64_t *out)
 {
-    if (row->auto_as && strcmp(value, "auto") == 0) {
+    if (row->auto_as && strcmp(value, auto_word(row)) == 0) {
         *out = row->auto_as == AUTO_ZERO ? 0 : UINT64_MAX;
         return 0;
     }
@@ -319,6 +330,7 @@ static int parse_value(const struct gb_setting *row, const char *value, struct g
     case KIND_PORTS:
         return parse_ports(row, value, field);
     case KIND_BYTES:
+    case KIND_SEED:
         return parse_scaled(row, value, 1, field);
     case KIND_COUNT:
         GB_TRY(parse_scaled(row, value, 1, &x));
@@ -487,6 +499,7 @@ static void render(const struct gb_setting *row, const struct gb_settings *setti
         x = *(const uint32_t *)field;
         break;
     case KIND_BYTES:
+    case KIND_SEED:
         x = *(const uint64_t *)field;
         break;
     case KIND_SECONDS:
@@ -495,7 +508,7 @@ static void render(const struct gb_setting *row, const struct gb_settings *setti
         break;
     }
     if ((row->auto_as == AUTO_ZERO && x == 0) || (row->auto_as == AUTO_ONES && x == UINT64_MAX))
-        snprintf(text, capacity, "auto");
+        snprintf(text, capacity, "%s", auto_word(row));
     else
         snprintf(text, capacity, "%" PRIu64, x);
 }

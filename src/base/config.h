@@ -38,6 +38,7 @@ enum gb_poll { GB_POLL_SPIN, GB_POLL_ADAPTIVE, GB_POLL_EVENT };
 
 #define GB_FLAT_BYTES_AUTO UINT64_MAX
 #define GB_SPIN_NS_AUTO    (-1)
+#define GB_SEED_OFF        UINT64_MAX
 
 struct gb_settings {
     int32_t emulate;       /* enum gb_emulate, picked by local rank */
@@ -57,6 +58,7 @@ struct gb_settings {
     uint64_t compression_min_bytes;
     int32_t compression_dtypes; /* enum gb_compression_dtypes */
     int32_t compression_gather; /* 0 / 1 */
+    uint64_t compression_seed;  /* of stochastic rounding; GB_SEED_OFF: to nearest */
     char ifname[256];           /* "": by route */
     uint16_t port_range[2];     /* inclusive; 0, 0: any free port */
     char secret_file[1024];     /* "": the secret comes from the context's config */

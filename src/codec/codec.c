@@ -55,3 +55,11 @@ uint64_t gb_codec_bytes(int codec, uint64_t count)
     const uint64_t codes = codecs[codec].bits == 4 ? count / 2 + count % 2 : count * (codecs[codec].bits / 8);
     return up_to_16(blocks * codecs[codec].scale_bytes) + up_to_16(codes);
 }
+
+uint64_t gb_codec_seed(uint64_t seed, uint64_t n)
+{
+    uint64_t z = seed + (n + 1) * 0x9e3779b97f4a7c15u;
+    z = (z ^ z >> 30) * 0xbf58476d1ce4e5b9u;
+    z = (z ^ z >> 27) * 0x94d049bb133111ebu;
+    return z ^ z >> 31;
+}

@@ -28,5 +28,7 @@ uint32_t gb_codec_block(int codec);       /* values that share a scale; 1 for th
 uint32_t gb_codec_scale_bytes(int codec); /* bytes of a scale; 0 for those without */
 /* Bytes of a message of `count` floats; 0 of none.  GB_CODEC_NONE: 4 * count, the floats themselves. */
 uint64_t gb_codec_bytes(int codec, uint64_t count);
+/* Seed `n` of those that follow from `seed`, for stochastic rounding: word n of its generator. */
+uint64_t gb_codec_seed(uint64_t seed, uint64_t n);
 
 #endif

@@ -245,6 +245,8 @@ static int init_group(gpubridge_comm *comm, const struct gpubridge_comm_config *
     group->codec = is_auto ? GB_CODEC_NONE : comm->settings.compression;
     group->codec_min_bytes = comm->settings.compression_min_bytes;
     group->codec_spreads = comm->settings.compression_gather;
+    group->codec_is_random = comm->settings.compression_seed != GB_SEED_OFF;
+    group->codec_seed = comm->settings.compression_seed;
     group->codec_skips = comm->settings.compression_dtypes == GB_COMPRESSION_F32    ? GB_SKIP_HALF
                          : comm->settings.compression_dtypes == GB_COMPRESSION_HALF ? GB_SKIP_F32
                                                                                     : GB_SKIP_NONE;

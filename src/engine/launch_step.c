@@ -193,6 +193,7 @@ static int issue_reduce(struct gb_launcher *launcher, const struct gb_job *job, 
         if (part->premul) args.premul_mask |= 1u << k;
     }
     gb_step_negate(step, &args);
+    if (op->is_random) gb_step_randomise(step, op->seed, &args);
     void *params[] = {&args};
     return launch(launcher, stream, launcher->reduce, step->count * gb_dtype_bytes(op->dtype),
                   most_blocks(launcher, &args), params);

@@ -32,6 +32,8 @@ struct gb_dev_op {
     int32_t dtype, reduce_op; /* of the operation */
     uint32_t nranks;          /* AVG divisor */
     double factor;
+    uint64_t seed; /* of encodings that round stochastically, if they do */
+    int is_random;
     void *buf[GB_BUF_COUNT]; /* base of enum gb_buf; DEV: from gb_launcher_mem, HOST: from gb_launcher_host */
     struct gb_ccl_comm *ccl;
     int poison_is_host; /* an operation that is given up copies its output in once more, instead of the poison kernel */

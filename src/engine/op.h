@@ -69,6 +69,8 @@ struct gb_op {
     uint32_t flags;
     uint64_t user, count, payload_bytes;
     double factor;
+    uint64_t seed;            /* of its encodings, */
+    uint8_t is_random;        /* if they round stochastically */
     void *buf[GB_BUF_COUNT];  /* enum gb_buf */
     void *dev_mem, *host_mem; /* to give back */
     struct gb_dev_op *dev;    /* staged operations */
@@ -138,6 +140,8 @@ struct gb_group {
     int32_t codec; /* enum gb_codec of messages between islands */
     uint64_t codec_min_bytes;
     int codec_spreads;   /* ALL_GATHER and BROADCAST too */
+    int codec_is_random; /* encoding rounds stochastically, with */
+    uint64_t codec_seed;
     uint8_t codec_skips; /* enum gb_codec_skips */
     /* Operations up to this size run on shadows (shadow.c); UINT64_MAX: all, since a member has no kernels. */
     uint64_t host_bytes;

@@ -66,6 +66,7 @@ static void reduce_args(const struct gb_op *op, const struct gb_step *step, stru
         args->acc_mask |= (uint32_t)parts[i].is_acc << i;
     }
     gb_step_negate(step, args);
+    if (op->is_random) gb_step_randomise(step, op->seed, args);
 }
 
 /* An I/O worker or the engine role: touches only memory that the plan gave to this step. */

@@ -10,7 +10,10 @@
 #include <xxhash.h>
 
 #define FAR_FUTURE      INT64_MAX
-#define SIG_CODEC_SHIFT 4 /* of gb_sig.reduce_op: the codec is in its upper half */
+/* gb_sig.reduce_op: bits 4 to 6 hold the codec, bit 7 says that it rounds stochastically. */
+#define SIG_CODEC_SHIFT 4
+#define SIG_RANDOM      0x80
+_Static_assert(GPUBRIDGE_REDUCE_OP_COUNT <= 16 && GB_CODEC_COUNT <= 8, "both fit into a byte of the frame");
 
 static const char *const kind_names[GPUBRIDGE_OP_KIND_COUNT] = {
     [GPUBRIDGE_ALL_REDUCE] = "ALL_REDUCE",
@@ -40,9 +43,11 @@ static int is_rooted(int kind)
 void gb_sig_text(const struct gb_sig *sig, uint32_t seq, char *text, size_t capacity)
 {
     const char *name = sig->op < GPUBRIDGE_OP_KIND_COUNT ? kind_names[sig->op] : "?";
-    int reduce_op = sig->reduce_op & 0xf, codec = sig->reduce_op >> SIG_CODEC_SHIFT;
-    char coded[32] = "";
-    if (codec != GB_CODEC_NONE) snprintf(coded, sizeof coded, ", %s between islands", gb_codec_name(codec));
+    int reduce_op = sig->reduce_op & 0xf, codec = sig->reduce_op >> SIG_CODEC_SHIFT & 7;
+    char coded[64] = "";
+    if (codec != GB_CODEC_NONE)
+        snprintf(coded, sizeof coded, ", %s%s between islands", gb_codec_name(codec),
+                 sig->reduce_op & SIG_RANDOM ? " rounded stochastically" : "");
     if (sig->op == GPUBRIDGE_BARRIER)
         snprintf(text, capacity, "op %u %s", seq, name);
     else if (sig->op == GPUBRIDGE_SEND || sig->op == GPUBRIDGE_RECV)
@@ -341,6 +346,13 @@ static void number(struct gb_op *op)
     } else {
         op->key.seq = group->next_seq++;
     }
+    if (op->xplan->plan->codec && group->codec_is_random) {
+        op->is_random = 1;
+        op->seed = gb_codec_seed(group->codec_seed, op->key.seq);
+        op->sig.reduce_op |= SIG_RANDOM;
+        op->sig.plan_hash ^= (uint32_t)XXH3_64bits(&op->seed, sizeof op->seed);
+    }
+    if (op->dev) op->dev->seed = op->seed, op->dev->is_random = op->is_random;
     if (op->reduce_op == GPUBRIDGE_PREMUL_SUM) /* flat plans multiply at the receiver: all ranks need one factor */
         op->sig.plan_hash ^= (uint32_t)XXH3_64bits(&op->factor, sizeof op->factor);
     if (op->kind == GPUBRIDGE_ALL_TO_ALL) op->sig.count = 0; /* rows differ by rank */

@@ -224,7 +224,7 @@ static void arrive(struct gb_builder *b, const struct chunk *k)
                 gb_b_add(b, ref, gb_partial_is_acc(b, i));
         }
         if (b->codec && b->folds_once && r.n > 0)
-            final = gb_b_encode(b, GB_QUEUE_IN, r.n, 1);
+            final = gb_b_encode_result(b, k->lo + r.lo, r.n);
         else
             gb_b_fold(b, GB_QUEUE_IN, final, r.n, GB_STORE_RAW, 1);
         if (b->folds_once) share_final(b, k, seg, final);

@@ -218,7 +218,7 @@ static void send_own_encoded(struct gb_builder *b, uint64_t size, uint64_t c)
     for (uint64_t at = 0, end; at < chunk.n; at = end) {
         end = gb_segment_end(b->topo, chunk.n, at, b->isl);
         gb_b_add(b, gb_at(GB_BUF_IN, (chunk.lo + at) * b->es), 0);
-        struct gb_ref message = gb_b_encode(b, GB_QUEUE_OUT, end - at, 0);
+        struct gb_ref message = gb_b_encode(b, GB_QUEUE_OUT, chunk.lo + at, end - at, 0);
         for (uint32_t k = 1; k < b->topo->nislands; k++)
             gb_b_send_encoded(b, share_owner(b, (b->isl + k) % b->topo->nislands, chunk.n, at), message, end - at, 0);
         gb_b_decode(b, message, b->me, in_block(b, GB_BUF_OUT, gb_block_at(b, b->me), chunk, at), end - at);

@@ -305,34 +305,60 @@ struct gb_ref gb_b_recv_encoded(struct gb_builder *b, uint32_t list, uint32_t pe
     return to;
 }
 
-struct gb_ref gb_b_encode(struct gb_builder *b, uint32_t queue, uint64_t count, int final)
+struct gb_ref gb_b_encode(struct gb_builder *b, uint32_t queue, uint64_t at, uint64_t count, int final)
 {
     struct gb_ref to = gb_b_scratch(b, gb_codec_bytes(b->codec, count));
     gb_b_fold(b, queue, to, count, GB_STORE_ENC, final);
+    if (b->failed || count == 0) return to;
+    struct gb_step *step = b->plan->steps + b->plan->nsteps - 1;
+    step->first = at;
+    step->draw = !gb_spec_reduces(b->spec) ? b->me : final ? b->topo->nislands : b->isl;
     return to;
 }
 
-/* Folds the gathered accumulators, those of the mask with the other sign. */
-static void fold_signed(struct gb_builder *b, uint32_t queue, struct gb_ref dst, uint64_t count, uint32_t negate)
+/* Folds the gathered accumulators, those of the mask times -`times`. */
+static void fold_signed(struct gb_builder *b, uint32_t queue, struct gb_ref dst, uint64_t count, uint32_t negate,
+                        uint32_t times)
 {
     gb_b_fold(b, queue, dst, count, GB_STORE_ACC, 0);
-    if (!b->failed && count > 0) b->plan->steps[b->plan->nsteps - 1].negate = (uint8_t)negate;
+    if (b->failed || count == 0) return;
+    b->plan->steps[b->plan->nsteps - 1].negate = (uint8_t)negate;
+    b->plan->steps[b->plan->nsteps - 1].times = times;
 }
 
 struct gb_ref gb_b_encode_partial(struct gb_builder *b, uint32_t queue, uint64_t at, uint64_t count)
 {
-    if (!b->feedback) return gb_b_encode(b, queue, count, 0);
+    if (!b->feedback) return gb_b_encode(b, queue, at, count, 0);
     struct gb_ref residual = gb_at(GB_BUF_RESIDUAL, at * b->as);
     gb_b_add(b, residual, 1);
     gb_b_fold(b, queue, residual, count, GB_STORE_ACC, 0);
     gb_b_add(b, residual, 1);
-    struct gb_ref message = gb_b_encode(b, queue, count, 0);
+    struct gb_ref message = gb_b_encode(b, queue, at, count, 0);
     /* What was lost, in two steps: only plain sources can change their sign. */
     gb_b_add_encoded(b, message, b->me);
     gb_b_add(b, residual, 1);
-    fold_signed(b, queue, residual, count, 2);
+    fold_signed(b, queue, residual, count, 2, 1);
     gb_b_add(b, residual, 1);
-    fold_signed(b, queue, residual, count, 1);
+    fold_signed(b, queue, residual, count, 1, 1);
+    return message;
+}
+
+/* In a mean a loss counts as often as there are ranks: the residual belongs to the sum. */
+struct gb_ref gb_b_encode_result(struct gb_builder *b, uint64_t at, uint64_t count)
+{
+    if (!b->feedback || count == 0) return gb_b_encode(b, GB_QUEUE_IN, at, count, 1);
+    const uint32_t times = b->spec->reduce_op == GPUBRIDGE_AVG ? b->topo->nranks : 1;
+    struct gb_ref sum = gb_b_scratch(b, count * b->as), left = gb_b_scratch(b, count * b->as);
+    struct gb_ref residual = gb_at(GB_BUF_RESIDUAL, at * b->as);
+    gb_b_fold(b, GB_QUEUE_IN, sum, count, GB_STORE_ACC, 0);
+    gb_b_add(b, sum, 1);
+    struct gb_ref message = gb_b_encode(b, GB_QUEUE_IN, at, count, 1);
+    gb_b_add_encoded(b, message, b->me);
+    gb_b_fold(b, GB_QUEUE_IN, left, count, GB_STORE_ACC, 0);
+    gb_b_add(b, sum, 1);
+    gb_b_add(b, left, 1);
+    gb_b_add(b, residual, 1);
+    fold_signed(b, GB_QUEUE_IN, residual, count, 2, times);
     return message;
 }
 

@@ -148,11 +148,14 @@ void gb_b_add(struct gb_builder *b, struct gb_ref ref, int is_acc);            /
 void gb_b_add_encoded(struct gb_builder *b, struct gb_ref ref, uint32_t from); /* one that rank `from` encoded */
 /* Folds the gathered sources in their order, in as many REDUCE steps as it takes. */
 void gb_b_fold(struct gb_builder *b, uint32_t queue, struct gb_ref dst, uint64_t count, int dst_store, int final);
-/* Folds the gathered sources and encodes the result into scratch memory.  Returns where it is. */
-struct gb_ref gb_b_encode(struct gb_builder *b, uint32_t queue, uint64_t count, int final);
-/* The same for a partial that begins at element `at` of the input; with error feedback the residual there is added, and
- * then what encoding lost takes its place. */
+/* Folds the gathered sources and encodes the result, which begins at element `at` of the tensor (of this rank's block,
+ * where blocks are spread), into scratch memory.  Returns where it is. */
+struct gb_ref gb_b_encode(struct gb_builder *b, uint32_t queue, uint64_t at, uint64_t count, int final);
+/* The same for a partial; with error feedback the residual there is added, and then what encoding lost takes its place.
+ */
 struct gb_ref gb_b_encode_partial(struct gb_builder *b, uint32_t queue, uint64_t at, uint64_t count);
+/* The same for the result of an ALL_REDUCE; with error feedback what encoding lost is added to the residual there. */
+struct gb_ref gb_b_encode_result(struct gb_builder *b, uint64_t at, uint64_t count);
 /* The values of a message that rank `from` encoded, rounded to the dtype. */
 void gb_b_decode(struct gb_builder *b, struct gb_ref ref, uint32_t from, struct gb_ref dst, uint64_t count);
 void gb_b_keep(struct gb_builder *b, uint64_t chunk, struct gb_ref ref);

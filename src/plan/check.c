@@ -82,6 +82,7 @@ static int check_parts(struct check *k, uint32_t i)
         return fail(i, "a vendor call outside a vendor island or its queue");
     if (s->negate && (s->kind != GB_STEP_REDUCE || s->negate >> s->nparts || !s->dst_is_acc))
         return fail(i, "a sign for no source");
+    if (!s->negate != !s->times) return fail(i, "subtracted sources, or how often, without the other");
     if (s->dst_is_enc && (s->dst_is_acc || k->plan->codec == GB_CODEC_NONE)) return fail(i, "no codec to encode with");
     for (uint32_t p = s->part; p < s->part + s->nparts; p++) {
         const struct gb_part *part = k->plan->parts + p;

@@ -81,7 +81,10 @@ struct gb_part {
 struct gb_step {
     uint8_t kind, queue;
     uint8_t dst_is_acc, dst_is_enc, final; /* REDUCE; final also of encoded SEND, RECV: values of a result */
-    uint8_t negate;         /* REDUCE: bit k: accumulator k enters with the other sign, in a sum whatever `op` is */
+    uint8_t negate;         /* REDUCE: bit k: accumulator k enters times -`times`, in a sum whatever `op` is */
+    uint32_t times;
+    uint32_t draw;          /* REDUCE that encodes, rounding stochastically: which random words it draws, */
+    uint64_t first;         /* from this element on (docs/wire-format.md section 8) */
     uint8_t crosses;        /* SEND / RECV: 1 when it leaves the island (the bridge) */
     uint32_t peer;          /* SEND / RECV: group rank */
     uint32_t xid;           /* SEND / RECV: ordinal between the pair, per direction */
@@ -119,14 +122,22 @@ int gb_plan_check(const struct gb_topo *topo, const struct gb_plan_spec *spec, u
 int gb_spec_codec(const struct gb_topo *topo, const struct gb_plan_spec *spec);
 /* 1 when a codec can apply to the operation at all: its kind, dtype and reduce operation. */
 int gb_spec_can_compress(const struct gb_plan_spec *spec);
-/* What a step that negates sources is as arithmetic; its accumulators are floats. */
+/* What a step that subtracts sources is as arithmetic; its accumulators are floats. */
 static inline void gb_step_negate(const struct gb_step *step, struct gb_reduce_args *args)
 {
     if (!step->negate) return;
     args->dtype = GPUBRIDGE_F32;
     args->op = GPUBRIDGE_PREMUL_SUM;
-    args->factor = -1;
+    args->factor = -(double)step->times;
     args->premul_mask = step->negate;
+}
+/* How a step that encodes rounds in an operation whose rounding is stochastic, with `seed`. */
+static inline void gb_step_randomise(const struct gb_step *step, uint64_t seed, struct gb_reduce_args *args)
+{
+    if (!step->dst_is_enc) return;
+    args->flags |= GB_REDUCE_STOCHASTIC;
+    args->seed = gb_codec_seed(seed, step->draw);
+    args->first_index = step->first;
 }
 /* Bytes of this rank's input and output for a spec. */
 void gb_plan_user_bytes(const struct gb_topo *topo, const struct gb_plan_spec *spec, uint32_t rank, uint64_t *in_bytes,

@@ -12,6 +12,10 @@ enum ref_codec { REF_NONE, REF_BF16, REF_FP16, REF_FP8_E4M3, REF_FP8_E5M2, REF_I
 
 /* x[0 .. n) as one message: encoded and decoded.  A NaN comes out as some NaN. */
 void ref_quantise(int codec, float *x, uint64_t n);
+/* The same rounded stochastically; x[0] is value `first` of those that `seed` is for. */
+void ref_quantise_random(int codec, float *x, uint64_t n, uint64_t seed, uint64_t first);
+/* Word n of the generator: also the seed of part n. */
+uint64_t ref_random(uint64_t seed, uint64_t n);
 /* Bytes of that message. */
 uint64_t ref_encoded_bytes(int codec, uint64_t n);
 

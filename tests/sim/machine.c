@@ -122,7 +122,7 @@ static void run_reduce(const struct sim_inst *in, const struct gb_step *step)
     if (step->negate) {
         a.op = GPUBRIDGE_PREMUL_SUM;
         a.dtype = GPUBRIDGE_F32;
-        a.factor = -1;
+        a.factor = -(double)step->times;
         a.premul_mask = step->negate;
     }
     gb_reduce_host(&a);

@@ -208,24 +208,31 @@ static void partial_of(const struct sim_op *op, uint32_t i, uint64_t first, uint
     }
 }
 
+/* The sum of the islands' partials, each what is left of it after it crossed. */
+static void total_of(const struct sim_op *op, int codec, uint64_t first, uint64_t count, float *total)
+{
+    float *partial = calloc(count + 1, sizeof *partial);
+    for (uint32_t i = 0; i < op->group->topo->nislands; i++) {
+        partial_of(op, i, first, count, partial);
+        ref_quantise(codec, partial, count);
+        for (uint64_t e = 0; e < count; e++) total[e] = i == 0 ? partial[e] : total[e] + partial[e];
+    }
+    free(partial);
+}
+
 /* The same with a codec between islands: a partial is what is left of it after it crossed, on all ranks alike, and with
  * three or more islands so is the result of an ALL_REDUCE. */
 static void reduce_encoded(const struct sim_op *op, int codec, uint64_t first, uint64_t count, unsigned char *out)
 {
     const struct gb_topo *t = op->group->topo;
     int dtype = op->spec.dtype, rop = op->spec.reduce_op;
-    float *total = calloc(count + 1, sizeof *total), *partial = calloc(count + 1, sizeof *partial);
-    for (uint32_t i = 0; i < t->nislands; i++) {
-        partial_of(op, i, first, count, partial);
-        ref_quantise(codec, partial, count);
-        for (uint64_t e = 0; e < count; e++) total[e] = i == 0 ? partial[e] : total[e] + partial[e];
-    }
+    float *total = calloc(count + 1, sizeof *total);
+    total_of(op, codec, first, count, total);
     if (rop == GPUBRIDGE_AVG)
         for (uint64_t e = 0; e < count; e++) total[e] /= (float)t->nranks;
     if (op->spec.op == GPUBRIDGE_ALL_REDUCE && t->nislands > 2) ref_quantise(codec, total, count);
     for (uint64_t e = 0; e < count; e++) store(dtype, (struct acc){.f = total[e]}, out + e * part_bytes(dtype));
     free(total);
-    free(partial);
 }
 
 static void reduce_some(const struct sim_op *op, uint64_t first, uint64_t count, unsigned char *out)
@@ -314,9 +321,22 @@ static int is_same(float a, float b)
     return isnan(a) ? isnan(b) : memcmp(&a, &b, sizeof a) == 0;
 }
 
+/* What the second encoding of an ALL_REDUCE's result loses, as it counts in the sum; NULL where there is none. */
+static void lost_again(const struct sim_op *op, uint64_t first, uint64_t count, float *sum, float *left)
+{
+    int codec = op->inst[0].plan->codec;
+    float ranks = op->spec.reduce_op == GPUBRIDGE_AVG ? (float)op->group->nranks : 1;
+    total_of(op, codec, first, count, sum);
+    for (uint64_t e = 0; e < count; e++) left[e] = sum[e] / ranks;
+    ref_quantise(codec, left, count);
+    for (uint64_t e = 0; e < count; e++) left[e] = sum[e] + left[e] * -ranks;
+}
+
 /* What encoding elements [first, first + count) loses is on one rank of island i, the residual is as it was elsewhere.
+ * `again` (or NULL): what the second encoding loses, which one island has to add; tellers[e] counts those that may have.
  */
-static int check_lost(struct sim_world *w, const struct sim_op *op, uint32_t i, uint64_t first, uint64_t count)
+static int check_lost(struct sim_world *w, const struct sim_op *op, uint32_t i, uint64_t first, uint64_t count,
+                      const float *again, uint8_t *tellers)
 {
     const struct gb_topo *t = op->group->topo;
     int codec = op->inst[0].plan->codec, rc = 0;
@@ -325,22 +345,52 @@ static int check_lost(struct sim_world *w, const struct sim_op *op, uint32_t i, 
     memcpy(kept, partial, count * sizeof *kept);
     if (codec) ref_quantise(codec, kept, count);
     for (uint64_t e = 0; e < count && !rc; e++) {
-        uint32_t renewed = 0, changed = 0, m;
-        float lost = -(kept[e] - partial[e]), old = 0;
+        uint32_t changed = 0, m;
+        float lost = -(kept[e] - partial[e]), more = again ? again[e] + lost : lost, old = 0, now, renewed = 0;
         for (m = t->island_first[i]; m < t->island_first[i + 1]; m++) {
             const struct sim_inst *in = op->inst + t->members[m];
-            float now = ((const float *)(const void *)in->buf[GB_BUF_RESIDUAL])[first + e];
+            now = ((const float *)(const void *)in->buf[GB_BUF_RESIDUAL])[first + e];
             old = in->residual[first + e];
-            renewed += is_same(now, lost);
-            changed += !is_same(now, old);
+            if (!is_same(now, old)) changed++, renewed = now;
         }
-        int right = codec ? (renewed == 1 && changed == 1) || (is_same(lost, old) && changed == 0) : changed == 0;
-        if (!right)
-            rc = sim_fail(w, "op %u: residual %llu of island %u was renewed by %u ranks and changed by %u", op->index,
-                          (unsigned long long)(first + e), i, renewed, changed);
+        if (changed == 0) renewed = old; /* what was lost may be just what it was before */
+        if (changed > 1 || (codec ? !is_same(renewed, lost) && !is_same(renewed, more) : changed > 0))
+            rc = sim_fail(w, "op %u: residual %llu of island %u was changed by %u ranks, to %a", op->index,
+                          (unsigned long long)(first + e), i, changed, (double)renewed);
+        /* Where both are the same number, nobody can say whether it was added. */
+        if (!again) continue;
+        if (is_same(more, lost))
+            tellers[e] |= 2;
+        else if (is_same(renewed, more))
+            tellers[e] = (uint8_t)(tellers[e] + 4);
     }
     free(partial);
     free(kept);
+    return rc;
+}
+
+/* An ALL_REDUCE of three or more islands: one of them, if it has a residual, has the second loss too. */
+static int check_lost_twice(struct sim_world *w, const struct sim_op *op)
+{
+    const uint64_t count = op->spec.count;
+    const uint32_t nislands = op->group->topo->nislands;
+    float *sum = calloc(count + 1, sizeof *sum), *again = calloc(count + 1, sizeof *again);
+    uint8_t *tellers = calloc(count + 1, 1);
+    int rc = 0, all = 1;
+    lost_again(op, 0, count, sum, again);
+    for (uint32_t i = 0; i < nislands && !rc; i++) {
+        all &= op->feedback[i];
+        if (op->feedback[i]) rc = check_lost(w, op, i, 0, count, again, tellers);
+    }
+    for (uint64_t e = 0; e < count && !rc; e++) {
+        uint32_t added = tellers[e] / 4, unclear = tellers[e] & 2;
+        if (added > 1 || (all && added == 0 && !unclear))
+            rc = sim_fail(w, "op %u: the second loss of element %llu was added by %u islands", op->index,
+                          (unsigned long long)e, added);
+    }
+    free(sum);
+    free(again);
+    free(tellers);
     return rc;
 }
 
@@ -348,11 +398,12 @@ int sim_check_residuals(struct sim_world *w, const struct sim_op *op)
 {
     int scatters = op->spec.op == GPUBRIDGE_REDUCE_SCATTER;
     uint32_t nblocks = scatters ? op->group->nranks : 1;
+    if (op->inst[0].plan->codec && !scatters && op->group->topo->nislands > 2) return check_lost_twice(w, op);
     for (uint32_t i = 0; i < op->group->topo->nislands; i++) {
         uint64_t at = 0, n;
         for (uint32_t d = 0; d < nblocks && op->feedback[i]; d++, at += n) {
             n = scatters ? block(op, d) : op->spec.count;
-            if (check_lost(w, op, i, at, n)) return -1;
+            if (check_lost(w, op, i, at, n, NULL, NULL)) return -1;
         }
     }
     return 0;

@@ -161,7 +161,8 @@ static void choose_op(struct sim_world *w, uint32_t index)
     }
     op->factor = ((int)sim_below(&w->rng, 2000) - 1000) / 700.0;
     int can_feed = s->op == GPUBRIDGE_ALL_REDUCE || s->op == GPUBRIDGE_REDUCE_SCATTER;
-    for (uint32_t i = 0; i < g->topo->nislands && can_feed; i++) op->feedback[i] = sim_below(&w->rng, 3) == 0;
+    uint32_t all = sim_below(&w->rng, 4) == 0;
+    for (uint32_t i = 0; i < g->topo->nislands && can_feed; i++) op->feedback[i] = all || sim_below(&w->rng, 4) == 0;
     op->in_place = sim_below(&w->rng, 2) && s->op != GPUBRIDGE_ALL_TO_ALL;
     op->has_specials = sim_below(&w->rng, 4) == 0;
     int can = s->op == GPUBRIDGE_ALL_GATHER || s->op == GPUBRIDGE_REDUCE_SCATTER || s->op == GPUBRIDGE_ALL_TO_ALL;

@@ -23,6 +23,7 @@ GROUP_SETTINGS = frozenset(
         "COMPRESSION_MIN_BYTES",
         "COMPRESSION_DTYPES",
         "COMPRESSION_GATHER",
+        "COMPRESSION_SEED",
         "SELF_TEST",
     )
 )
