@@ -74,8 +74,12 @@ size_t gpubridge_comm_describe(gpubridge_comm *comm, char *text, size_t capacity
     const struct gb_topo *topo = comm->group.topo;
     size_t at =
         append(text, capacity, 0, "group %s: %u ranks, %u islands\n", comm->group.name, topo->nranks, topo->nislands);
-    at = append(text, capacity, at, "compression: %s%s\n", gb_codec_name(comm->group.codec),
+    at = append(text, capacity, at, "compression: %s%s", gb_codec_name(comm->group.codec),
                 comm->settings.compression == GB_COMPRESSION_AUTO ? " (auto)" : "");
+    if (comm->group.codec_is_random)
+        at = append(text, capacity, at, ", rounded stochastically with seed %llu",
+                    (unsigned long long)comm->group.codec_seed);
+    at = append(text, capacity, at, "\n");
     for (uint32_t i = 0; i < topo->nislands; i++) {
         const struct gb_member_hello *first = &comm->members[topo->members[topo->island_first[i]]].hello;
         at = append(text, capacity, at, "island %u (%s%s%s%s):", i, first->island,

@@ -81,7 +81,7 @@ static int time_all_reduce(gpubridge_comm *comm, float *data, uint64_t count, do
 
 /* Seconds per float of what a rank computes for its share of a tensor: one encoding, and the fold of all islands'
  * messages. */
-static double time_codec(int codec, uint32_t nislands, float *data, void *message)
+static double time_codec(int codec, int is_random, uint32_t nislands, float *data, void *message)
 {
     struct gb_reduce_args encode = {.dst = message,
                                     .src = {data},
@@ -89,6 +89,7 @@ static double time_codec(int codec, uint32_t nislands, float *data, void *messag
                                     .nsrc = 1,
                                     .dtype = GPUBRIDGE_F32,
                                     .op = GPUBRIDGE_SUM,
+                                    .flags = is_random ? GB_REDUCE_STOCHASTIC : 0,
                                     .codec = (uint8_t)codec,
                                     .dst_is_enc = 1};
     struct gb_reduce_args fold = {
@@ -120,7 +121,8 @@ static int measure_codecs(gpubridge_comm *comm, float *data, struct gb_tune_fact
     void *message = aligned_alloc(64, (gb_codec_bytes(GB_CODEC_NONE, CODE_FLOATS) + 127) & ~(uint64_t)63);
     if (!message) return GB_FAIL(GPUBRIDGE_ERR_NO_MEMORY, "no memory to measure codecs");
     for (size_t i = 1; i < NCANDIDATES && !is_gpu; i++)
-        facts->code_s[candidates[i]] = time_codec(candidates[i], topo->nislands, data, message) / mates;
+        facts->code_s[candidates[i]] =
+            time_codec(candidates[i], comm->group.codec_is_random, topo->nislands, data, message) / mates;
     free(message);
     return all_reduce(comm, facts->code_s, GB_CODEC_COUNT, GPUBRIDGE_F64, GPUBRIDGE_MAX);
 }

@@ -9,7 +9,7 @@
 #include <string.h>
 #include <xxhash.h>
 
-#define FAR_FUTURE      INT64_MAX
+#define FAR_FUTURE INT64_MAX
 /* gb_sig.reduce_op: bits 4 to 6 hold the codec, bit 7 says that it rounds stochastically. */
 #define SIG_CODEC_SHIFT 4
 #define SIG_RANDOM      0x80

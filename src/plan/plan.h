@@ -81,7 +81,7 @@ struct gb_part {
 struct gb_step {
     uint8_t kind, queue;
     uint8_t dst_is_acc, dst_is_enc, final; /* REDUCE; final also of encoded SEND, RECV: values of a result */
-    uint8_t negate;         /* REDUCE: bit k: accumulator k enters times -`times`, in a sum whatever `op` is */
+    uint8_t negate; /* REDUCE: bit k: accumulator k enters times -`times`, in a sum whatever `op` is */
     uint32_t times;
     uint32_t draw;          /* REDUCE that encodes, rounding stochastically: which random words it draws, */
     uint64_t first;         /* from this element on (docs/wire-format.md section 8) */

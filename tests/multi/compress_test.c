@@ -4,8 +4,8 @@
  * bits; NaN and infinity arrive everywhere and name their sender; the kernel's own counters of the sockets say how many
  * bytes crossed.  `compress_test emulated` puts every rank on an emulated GPU.  GB_TEST_FULL=1: all codecs x sizes. */
 #include "codec_ref.h"
+#include "coded.h"
 #include "ranks.h"
-#include "reference.h"
 #include "sanitized.h"
 
 #include <arpa/inet.h>
@@ -31,90 +31,7 @@ static const char *const codec_names[] = {"", "none", "bf16", "fp16", "fp8_e4m3"
 static const struct ref_layout *layout;
 static int full, emulated;
 
-/* ---- the reference: islands in the order of their lowest ranks ---- */
-
-static int islands_of(int island[REF_MAX_RANKS])
-{
-    int n = 0;
-    for (int r = 0; r < layout->size; r++) {
-        island[r] = n;
-        for (int q = 0; q < r; q++)
-            if (strcmp(layout->islands[q], layout->islands[r]) == 0) island[r] = island[q];
-        n += island[r] == n;
-    }
-    return n;
-}
-
-static float load(int dtype, const void *p, uint64_t i)
-{
-    uint32_t bits = 0;
-    float x;
-    if (dtype == GPUBRIDGE_BF16) {
-        memcpy((char *)&bits + 2, (const char *)p + 2 * i, 2);
-        memcpy(&x, &bits, 4);
-        return x;
-    }
-    memcpy(&x, (const char *)p + 4 * i, 4);
-    return x;
-}
-
-/* To nearest even; a NaN is canonical. */
-static void store(int dtype, float x, void *p, uint64_t i)
-{
-    uint32_t bits = 0x7fc00000u;
-    if (!isnan(x)) memcpy(&bits, &x, 4);
-    if (dtype == GPUBRIDGE_BF16) {
-        if (!isnan(x)) bits += 0x7fff + (bits >> 16 & 1);
-        memcpy((char *)p + 2 * i, (char *)&bits + 2, 2);
-    } else {
-        memcpy((char *)p + 4 * i, &bits, 4);
-    }
-}
-
-/* Gradients as they are: magnitudes over a few powers of ten, a zero block here and there. */
-static void fill(int dtype, uint64_t seed, int rank, uint64_t count, void *out)
-{
-    uint64_t state = seed * 0x9e3779b97f4a7c15u + (uint64_t)rank * 0xd1342543de82ef95u + 1;
-    for (uint64_t i = 0; i < count; i++) {
-        state ^= state << 13, state ^= state >> 7, state ^= state << 17;
-        float x = (float)(int32_t)(state >> 32) / 2147483648.0f * ldexpf(1, (int)(state % 13) - 9);
-        store(dtype, i / 128 % 7 == 3 ? 0.0f : x, out, i);
-    }
-}
-
-/* What every rank must have of elements [0, count): partials and, with three islands, the result of an ALL_REDUCE cross
- * as messages. */
-static void want(int kind, int dtype, int op, int codec, float factor, void *const *inputs, uint64_t count, void *out)
-{
-    int island[REF_MAX_RANKS], n = islands_of(island);
-    float *total = calloc(count, sizeof *total), *partial = calloc(count, sizeof *partial);
-    for (int i = 0; i < n; i++) {
-        int seen = 0;
-        for (int r = 0; r < layout->size; r++) {
-            if (island[r] != i) continue;
-            for (uint64_t e = 0; e < count; e++) {
-                float x = load(dtype, inputs[r], e);
-                if (op == GPUBRIDGE_PREMUL_SUM) x *= factor;
-                partial[e] = seen ? partial[e] + x : x;
-            }
-            seen = 1;
-        }
-        ref_quantise(codec, partial, count);
-        for (uint64_t e = 0; e < count; e++) total[e] = i ? total[e] + partial[e] : partial[e];
-    }
-    for (uint64_t e = 0; e < count && op == GPUBRIDGE_AVG; e++) total[e] /= (float)layout->size;
-    if (kind == GPUBRIDGE_ALL_REDUCE && n > 2) ref_quantise(codec, total, count);
-    for (uint64_t e = 0; e < count; e++) store(dtype, total[e], out, e);
-    free(total);
-    free(partial);
-}
-
 /* ---- running ---- */
-
-static size_t width(int dtype)
-{
-    return dtype == GPUBRIDGE_BF16 ? 2 : 4;
-}
 
 struct run {
     struct rank *rank;
@@ -137,12 +54,12 @@ static void same_everywhere(const struct run *r, const void *out, uint64_t bytes
 static void equal(const struct run *r, const void *got, const void *wanted, uint64_t count)
 {
     for (uint64_t e = 0; e < count; e++) {
-        if (memcmp((const char *)got + e * width(r->dtype), (const char *)wanted + e * width(r->dtype),
-                   width(r->dtype)) == 0)
+        if (memcmp((const char *)got + e * coded_width(r->dtype), (const char *)wanted + e * coded_width(r->dtype),
+                   coded_width(r->dtype)) == 0)
             continue;
         EXPECT(0, "%s: rank %d: kind %d op %d dtype %d %s x %llu: element %llu is %a, expected %a", layout->name,
                r->rank->rank, r->kind, r->op, r->dtype, codec_names[r->codec], (unsigned long long)r->count,
-               (unsigned long long)e, (double)load(r->dtype, got, e), (double)load(r->dtype, wanted, e));
+               (unsigned long long)e, (double)coded_load(r->dtype, got, e), (double)coded_load(r->dtype, wanted, e));
     }
 }
 
@@ -165,8 +82,8 @@ static void **make_inputs(const struct run *r, uint64_t seed, uint64_t count)
 {
     void **inputs = calloc((size_t)layout->size, sizeof *inputs);
     for (int q = 0; q < layout->size; q++) {
-        inputs[q] = calloc(count + 1, width(r->dtype));
-        fill(r->dtype, seed, q, count, inputs[q]);
+        inputs[q] = calloc(count + 1, coded_width(r->dtype));
+        coded_fill(r->dtype, seed, q, count, inputs[q]);
     }
     return inputs;
 }
@@ -180,11 +97,13 @@ static void free_inputs(void **inputs)
 /* ALL_REDUCE alone, in place, and inside a larger tensor; REDUCE; REDUCE_SCATTER. */
 static void reduce_case(struct run r, uint64_t seed)
 {
-    size_t w = width(r.dtype);
+    size_t w = coded_width(r.dtype);
     int me = r.rank->rank, root = (int)(seed % (uint64_t)layout->size);
     void **inputs = make_inputs(&r, seed, r.count);
     char *out = calloc(r.count + 1, w), *wanted = calloc(r.count + 1, w);
-    want(r.kind, r.dtype, r.op, r.codec - GPUBRIDGE_CODEC_NONE, (float)0.3, inputs, r.count, wanted);
+    const struct coded_sum sum = {
+        .kind = r.kind, .dtype = r.dtype, .op = r.op, .codec = r.codec - GPUBRIDGE_CODEC_NONE, .factor = 0.3f};
+    coded_want(layout, &sum, inputs, r.count, wanted);
     if (r.kind == GPUBRIDGE_ALL_REDUCE) {
         memcpy(out, inputs[me], r.count * w);
         submit(&r, out, out, r.count, 0);
@@ -225,15 +144,15 @@ static void reduce_case(struct run r, uint64_t seed)
 /* ALL_GATHER and BROADCAST: everybody has what was decoded, the owner too. */
 static void spread_case(struct run r, uint64_t seed)
 {
-    size_t w = width(r.dtype);
+    size_t w = coded_width(r.dtype);
     uint64_t n = (uint64_t)layout->size, bytes = r.count * w;
     void **inputs = make_inputs(&r, seed, r.count);
     char *out = calloc(n * r.count + 1, w), *wanted = calloc(n * r.count + 1, w);
     float *x = calloc(r.count + 1, sizeof *x);
     for (uint64_t q = 0; q < n; q++) {
-        for (uint64_t e = 0; e < r.count; e++) x[e] = load(r.dtype, inputs[q], e);
+        for (uint64_t e = 0; e < r.count; e++) x[e] = coded_load(r.dtype, inputs[q], e);
         ref_quantise(r.codec - GPUBRIDGE_CODEC_NONE, x, r.count);
-        for (uint64_t e = 0; e < r.count; e++) store(r.dtype, x[e], wanted + q * bytes, e);
+        for (uint64_t e = 0; e < r.count; e++) coded_store(r.dtype, x[e], wanted + q * bytes, e);
     }
     int root = (int)(seed % n);
     if (r.kind == GPUBRIDGE_ALL_GATHER) {
@@ -302,7 +221,7 @@ static void wild_values(struct rank *rank, gpubridge_comm *comm)
     float *in = calloc(n, 4), *out = calloc(n, 4);
     for (int codec = GPUBRIDGE_CODEC_BF16; codec <= GPUBRIDGE_CODEC_MXFP4; codec++) {
         struct run r = {rank, comm, GPUBRIDGE_ALL_REDUCE, GPUBRIDGE_F32, GPUBRIDGE_SUM, codec, n};
-        fill(GPUBRIDGE_F32, 5, rank->rank, n, in);
+        coded_fill(GPUBRIDGE_F32, 5, rank->rank, n, in);
         if (rank->rank == sender) in[at[0]] = NAN, in[at[1]] = -INFINITY;
         submit(&r, in, out, n, 0);
         same_everywhere(&r, out, n * 4);
@@ -354,7 +273,7 @@ static void wire_bytes(struct rank *rank, gpubridge_comm *comm)
     static const double most[] = {0, 1.01, 0.505, 0.505, 0.27, 0.27, 0.27, 0.14};
     float *x = calloc(n, 4);
     double plain = 0;
-    fill(GPUBRIDGE_F32, 9, rank->rank, n, x);
+    coded_fill(GPUBRIDGE_F32, 9, rank->rank, n, x);
     for (int codec = GPUBRIDGE_CODEC_NONE; codec <= GPUBRIDGE_CODEC_MXFP4; codec++) {
         struct run r = {rank, comm, GPUBRIDGE_ALL_REDUCE, GPUBRIDGE_F32, GPUBRIDGE_SUM, codec, n};
         rank_meet(rank);

@@ -333,7 +333,8 @@ static void lost_again(const struct sim_op *op, uint64_t first, uint64_t count, 
 }
 
 /* What encoding elements [first, first + count) loses is on one rank of island i, the residual is as it was elsewhere.
- * `again` (or NULL): what the second encoding loses, which one island has to add; tellers[e] counts those that may have.
+ * `again` (or NULL): what the second encoding loses, which one island has to add; tellers[e] counts those that may
+ * have.
  */
 static int check_lost(struct sim_world *w, const struct sim_op *op, uint32_t i, uint64_t first, uint64_t count,
                       const float *again, uint8_t *tellers)
