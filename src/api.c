@@ -137,7 +137,7 @@ int gpubridge_comm_codec_stats(gpubridge_comm *comm, int32_t kind, int32_t codec
                                             .blocks = c.blocks,
                                             .saturated_blocks = c.saturated,
                                             .not_finite_values = c.not_finite,
-                                            .not_finite_rank = c.not_finite ? c.first_rank : -1,
+                                            .not_finite_rank = c.has_first ? c.first_rank : -1,
                                             .not_finite_seq = c.first_seq,
                                             .sampled_values = c.samples,
                                             .signal = c.signal,

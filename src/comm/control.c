@@ -24,7 +24,8 @@ enum ctrl_type {
     CTRL_TICKET,
     CTRL_CCL_ID,
     CTRL_CCL_WORD, /* and the types after it: enum gb_ccl_word */
-    CTRL_CCL_LAST = CTRL_CCL_WORD + GB_CCL_WORDS - 1
+    CTRL_CCL_LAST = CTRL_CCL_WORD + GB_CCL_WORDS - 1,
+    CTRL_WILD
 };
 
 /* All integers little-endian as on every supported machine; the size is part of the protocol (docs/wire-format.md). */
@@ -34,7 +35,7 @@ struct ctrl {
     uint64_t group;    /* CCL_ID, CCL_WORD: the member set */
     uint32_t seq;      /* CCL_WORD: the round */
     uint32_t members;  /* ANNOUNCE */
-    struct gb_sig sig; /* PROBE, DIFFERS */
+    struct gb_sig sig; /* PROBE, DIFFERS, WILD */
     char text[400];    /* ABORT, LEAVE: words, CCL_ID: 128 bytes */
 };
 _Static_assert(sizeof(struct ctrl) == 440, "the layout of control messages is part of the protocol");
@@ -268,6 +269,23 @@ static void on_tick(void *arg, uint64_t now)
     gb_turns_advance(context);
 }
 
+/* ---- NaN and infinity in compressed operations ---- */
+
+/* Who only receives results, or nothing but what a mate decoded, cannot see whose partial it came from. */
+static void on_wild(void *arg, struct gb_group *group, uint32_t seq, const struct gb_sig *sig)
+{
+    (void)arg;
+    struct ctrl message = {.type = CTRL_WILD, .group = group->id, .seq = seq, .sig = *sig};
+    tell_members(group->comm, &message);
+}
+
+static void on_wild_message(gpubridge_context *context, struct gb_link *link, const struct ctrl *message)
+{
+    gpubridge_comm *comm = gb_context_find_comm(context, message->group);
+    int rank = comm ? member_of(comm, link) : -1;
+    if (rank >= 0) gb_group_heard_wild(&comm->group, (uint32_t)rank, message->seq, &message->sig);
+}
+
 /* ---- turns and vendor communicators ---- */
 
 static void on_announce(void *arg, struct gb_op *op)
@@ -340,6 +358,9 @@ static void on_ctrl(void *arg, struct gb_link *link, const void *data, size_t by
     case CTRL_CCL_ID:
         gb_ccls_on_id(context, message.group, (const uint8_t *)message.text);
         break;
+    case CTRL_WILD:
+        on_wild_message(context, link, &message);
+        break;
     default:
         if (message.type >= CTRL_CCL_WORD && message.type <= CTRL_CCL_LAST) {
             gb_ccls_on_word(context, link, message.type - CTRL_CCL_WORD, message.group, message.seq);
@@ -356,6 +377,7 @@ void gb_control_hooks(gpubridge_context *context, struct gb_engine_hooks *hooks)
                                       .aborted = on_aborted,
                                       .announce = on_announce,
                                       .device_moved = on_device_moved,
+                                      .wild = on_wild,
                                       .tick = on_tick,
                                       .arg = context};
 }

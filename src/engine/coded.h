@@ -8,8 +8,8 @@
 /* Any thread, after arithmetic on the host: `args` is what ran, args->stats what encoding met. */
 void gb_coded_reduced(struct gb_op *op, const struct gb_step *step, const struct gb_reduce_args *args);
 /* Engine role: a message between islands was sent or has arrived.  On staged ranks its bytes, which are in host memory
- * here, tell whether the device met NaN or infinity. */
-void gb_coded_message(struct gb_op *op, const struct gb_step *step);
+ * (its sender's, if it was lent), tell whether the device met NaN or infinity. */
+void gb_coded_message(struct gb_op *op, const struct gb_step *step, const void *bytes);
 /* Engine role: the operation finished. */
 void gb_coded_finished(struct gb_op *op);
 

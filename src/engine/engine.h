@@ -24,6 +24,8 @@ struct gb_engine_hooks {
     void (*announce)(void *arg, struct gb_op *op);
     /* Something on the device has ended. */
     void (*device_moved)(void *arg);
+    /* `op` of `group` was the first of its kind and codec in which this rank sent NaN or infinity. */
+    void (*wild)(void *arg, struct gb_group *group, uint32_t seq, const struct gb_sig *sig);
     /* About every 50 ms while anything is in flight, and at least every 200 ms. */
     void (*tick)(void *arg, uint64_t now_ns);
     void *arg;
@@ -80,6 +82,9 @@ struct gb_op *gb_group_find_op(struct gb_group *group, uint32_t seq);
 int gb_group_history(struct gb_group *group, uint32_t seq, struct gb_sig *sig);
 /* "op 17 ALL_REDUCE SUM f32 x 1000" */
 void gb_sig_text(const struct gb_sig *sig, uint32_t seq, char *text, size_t capacity);
+
+/* In the role: member `rank` says that it sent NaN or infinity in this operation, which nobody has checked. */
+void gb_group_heard_wild(struct gb_group *group, uint32_t rank, uint32_t seq, const struct gb_sig *sig);
 
 /* Finished operations flagged GPUBRIDGE_OP_NOTIFY. */
 int gb_engine_completions(struct gb_engine *engine, uint64_t *users, int32_t capacity, int64_t timeout_ns,

@@ -60,6 +60,7 @@ void gb_op_start_device(struct gb_op *op);
 void gb_group_start_heads(struct gb_group *group);
 
 /* submit.c */
+int gb_sig_codec(const struct gb_sig *sig); /* enum gb_codec, or 7: a peer's bytes may say so */
 void gb_op_free_scratch(struct gb_op *op);
 
 /* shadow.c */

@@ -168,8 +168,27 @@ static uint32_t most_blocks(const struct gb_launcher *launcher, const struct gb_
     return processors > (int32_t)MAX_BLOCKS / 2 ? 2 * (uint32_t)processors : MAX_BLOCKS;
 }
 
-static int issue_reduce(struct gb_launcher *launcher, const struct gb_job *job, const struct gb_step *step,
-                        void *stream)
+/* The values that the step has just encoded, once more as floats.  It is one small kernel beside the one that counts.
+ */
+static int take_sample(struct gb_launcher *launcher, struct gb_job *job, const struct gb_step *step,
+                       const struct gb_reduce_args *encode, void *stream)
+{
+    struct gb_dev_sample *sample = &job->op->sample;
+    struct gb_reduce_args args = *encode;
+    args.dst = sample->device;
+    args.dst_is_enc = 0;
+    args.dst_is_acc = 1;
+    args.stats = NULL;
+    if (args.count > GB_SAMPLE_VALUES) args.count = GB_SAMPLE_VALUES;
+    sample->step = (uint32_t)(step - job->op->plan->steps);
+    sample->count = (uint32_t)args.count;
+    void *params[] = {&args};
+    job->set->issued[gb_launch_queue(step)] += 2;
+    GB_TRY(launch(launcher, stream, launcher->reduce, args.count * sizeof(float), MAX_BLOCKS, params));
+    return gb_stream_copy(launcher->device, sample->host, sample->device, args.count * sizeof(float), stream);
+}
+
+static int issue_reduce(struct gb_launcher *launcher, struct gb_job *job, const struct gb_step *step, void *stream)
 {
     const struct gb_dev_op *op = job->op;
     if (step->nparts == 0 || step->nparts > GB_REDUCE_MAX_SRC)
@@ -195,8 +214,10 @@ static int issue_reduce(struct gb_launcher *launcher, const struct gb_job *job, 
     gb_step_negate(step, &args);
     if (op->is_random) gb_step_randomise(step, op->seed, &args);
     void *params[] = {&args};
-    return launch(launcher, stream, launcher->reduce, step->count * gb_dtype_bytes(op->dtype),
-                  most_blocks(launcher, &args), params);
+    GB_TRY(launch(launcher, stream, launcher->reduce, step->count * gb_dtype_bytes(op->dtype),
+                  most_blocks(launcher, &args), params));
+    const int is_first = op->sample.device && !op->sample.count && step->dst_is_enc && !step->final && !args.enc_mask;
+    return is_first ? take_sample(launcher, job, step, &args, stream) : 0;
 }
 
 static int issue_vendor(struct gb_launcher *launcher, struct gb_job *job, const struct gb_step *step, void *stream)

@@ -26,6 +26,14 @@ struct gb_launcher;
 
 #define GB_NO_STEP UINT32_MAX
 
+#define GB_SAMPLE_VALUES 1024u /* a multiple of every codec's block */
+
+/* The first values that an operation encodes, as they were before. */
+struct gb_dev_sample {
+    float *device, *host; /* each room for GB_SAMPLE_VALUES; NULL: not wanted */
+    uint32_t step, count; /* filled by the launcher: who encodes them, how many there are; 0: none */
+};
+
 struct gb_dev_op {
     /* filled by the engine before start, constant until finished */
     const struct gb_plan *plan;
@@ -40,6 +48,7 @@ struct gb_dev_op {
     uint32_t set;       /* stream set: operations of one set run in order, sets are independent of each other (one set
                            of streams per group, made at its first operation, so groups never stand behind each other) */
     void *ready;        /* event from gb_launcher_record on the caller's stream, or NULL */
+    struct gb_dev_sample sample;
     _Atomic uint32_t *flags; /* [nsteps + 1] pinned, zeroed; [nsteps]: everything on the device is finished */
     /* Messages that may lie elsewhere than in buf[HOST].  landing[i] of a RECV: the COPY that takes it to the device,
      * of that COPY: the RECV, else GB_NO_STEP; NULL: there are none. */

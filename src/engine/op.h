@@ -71,6 +71,7 @@ struct gb_op {
     double factor;
     uint64_t seed;            /* of its encodings, */
     uint8_t is_random;        /* if they round stochastically */
+    _Atomic uint8_t is_wild;  /* a NaN or an infinity was found in a message, and its sender noted */
     void *buf[GB_BUF_COUNT];  /* enum gb_buf */
     void *dev_mem, *host_mem; /* to give back */
     struct gb_dev_op *dev;    /* staged operations */
@@ -105,8 +106,10 @@ struct gb_coded {
     uint64_t ops, in_bytes, wire_bytes; /* finished; values sent to other islands, as float32, and their messages */
     uint64_t messages, blocks, saturated, not_finite, samples;
     double signal, noise; /* sums of squares of the values and of their errors in samples */
-    int32_t first_rank;   /* whose NaN or infinity came first; meaningless while not_finite is 0 */
-    uint32_t first_seq;
+    int32_t first_rank;   /* who sent the first NaN or infinity: of the earliest operation known, the lowest rank */
+    uint32_t first_seq, own_seq;
+    struct gb_sig own_sig;                        /* of the first operation in which this rank sent some, */
+    uint8_t has_first, has_own, must_tell_others; /* who do not know yet */
 };
 #define GB_CODED_KINDS (GPUBRIDGE_REDUCE_SCATTER + 1) /* the kinds that codecs apply to come first */
 
@@ -142,7 +145,8 @@ struct gb_group {
     int codec_spreads;   /* ALL_GATHER and BROADCAST too */
     int codec_is_random; /* encoding rounds stochastically, with */
     uint64_t codec_seed;
-    uint8_t codec_skips; /* enum gb_codec_skips */
+    uint8_t codec_skips;                                /* enum gb_codec_skips */
+    uint32_t encodings[GB_CODED_KINDS][GB_CODEC_COUNT]; /* [S] operations of devices so far: one in many is sampled */
     /* Operations up to this size run on shadows (shadow.c); UINT64_MAX: all, since a member has no kernels. */
     uint64_t host_bytes;
     int any_staged;  /* the buffers of some member are device memory */

@@ -294,7 +294,10 @@ void gb_op_message_done(struct gb_cell *cell, const struct gb_net_event *event)
     } else {
         if (is_message) {
             count_message(op, step, event->start_ns, now);
-            if (step->crosses && op->kind < GB_CODED_KINDS) gb_coded_message(op, step);
+            if (step->crosses && op->kind < GB_CODED_KINDS) {
+                const struct gb_ref *own = step->kind == GB_STEP_SEND ? &step->src : &step->dst;
+                gb_coded_message(op, step, event->loan ? event->data : address(op, own));
+            }
             if (step->kind == GB_STEP_RECV) op->group->arrived[step->peer] = 1;
         }
         step_done(op, index_of(cell));

@@ -40,10 +40,15 @@ static int is_rooted(int kind)
            kind == GPUBRIDGE_SCATTER;
 }
 
+int gb_sig_codec(const struct gb_sig *sig)
+{
+    return sig->reduce_op >> SIG_CODEC_SHIFT & 7;
+}
+
 void gb_sig_text(const struct gb_sig *sig, uint32_t seq, char *text, size_t capacity)
 {
     const char *name = sig->op < GPUBRIDGE_OP_KIND_COUNT ? kind_names[sig->op] : "?";
-    int reduce_op = sig->reduce_op & 0xf, codec = sig->reduce_op >> SIG_CODEC_SHIFT & 7;
+    int reduce_op = sig->reduce_op & 0xf, codec = gb_sig_codec(sig);
     char coded[64] = "";
     if (codec != GB_CODEC_NONE)
         snprintf(coded, sizeof coded, ", %s%s between islands", gb_codec_name(codec),
@@ -157,6 +162,15 @@ void gb_op_put(struct gb_op *op)
     gb_pool_put(op->engine->config.pool, op);
 }
 
+#define SAMPLE_EVERY 64u /* operations of one kind and codec */
+
+/* Room for a sample behind the scratch of an operation whose turn it is. */
+static uint64_t sample_bytes(struct gb_op *op, const struct gb_plan *plan)
+{
+    if (!plan->codec || op->kind >= GB_CODED_KINDS) return 0;
+    return op->group->encodings[op->kind][plan->codec]++ % SAMPLE_EVERY ? 0 : GB_SAMPLE_VALUES * sizeof(float);
+}
+
 static int op_memory(struct gb_op *op, const struct gb_plan *plan, int staged)
 {
     struct gb_engine *engine = op->engine;
@@ -184,10 +198,14 @@ static int op_memory(struct gb_op *op, const struct gb_plan *plan, int staged)
         for (uint32_t i = 0; i <= plan->nsteps; i++) atomic_store_explicit(&op->dev->flags[i], 0, memory_order_relaxed);
         for (size_t i = 0; i < where_bytes / sizeof(uint64_t); i++)
             atomic_store_explicit(&op->dev->where[i], 0, memory_order_relaxed);
-        if (plan->dev_bytes && !(op->dev_mem = gb_launcher_mem(launcher, plan->dev_bytes)))
-            return GPUBRIDGE_ERR_NO_MEMORY;
-        if (plan->host_bytes && !(op->host_mem = gb_launcher_stage(launcher, plan->host_bytes)))
-            return GPUBRIDGE_ERR_NO_MEMORY;
+        const uint64_t sample = sample_bytes(op, plan), dev = plan->dev_bytes + sample,
+                       host = plan->host_bytes + sample;
+        if (dev && !(op->dev_mem = gb_launcher_mem(launcher, dev))) return GPUBRIDGE_ERR_NO_MEMORY;
+        if (host && !(op->host_mem = gb_launcher_stage(launcher, host))) return GPUBRIDGE_ERR_NO_MEMORY;
+        if (sample) {
+            op->dev->sample.device = (void *)((char *)op->dev_mem + plan->dev_bytes);
+            op->dev->sample.host = (void *)((char *)op->host_mem + plan->host_bytes);
+        }
     }
     op->buf[GB_BUF_DEV] = op->dev_mem;
     op->buf[GB_BUF_HOST] = op->host_mem;

@@ -213,6 +213,27 @@ static void same_hash_twenty_times(struct rank *rank, gpubridge_comm *comm)
     free_inputs(inputs);
 }
 
+/* The news of who sent the first NaN travels beside the operation, so it is awaited: all ranks come to name the same
+ * rank, which is of the island of `sender`. */
+static void same_culprit(struct rank *rank, gpubridge_comm *comm, int codec, int sender)
+{
+    struct gpubridge_codec_stats stats = {.struct_size = sizeof stats};
+    uint64_t *words = rank_words(rank);
+    int agreed = 0;
+    for (double end = now_s() + 10; !agreed && now_s() < end;) {
+        EXPECT_OK(gpubridge_comm_codec_stats(comm, GPUBRIDGE_ALL_REDUCE, codec, &stats));
+        words[rank->rank] = (uint64_t)(stats.not_finite_rank + 1);
+        rank_meet(rank);
+        agreed = words[0] > 0;
+        for (int q = 1; q < layout->size; q++) agreed &= words[q] == words[0];
+        rank_meet(rank); /* nobody writes before all have read, so all go on or leave together */
+    }
+    EXPECT(agreed, "%s: rank %d says that rank %d sent it, others differ", codec_names[codec], rank->rank,
+           stats.not_finite_rank);
+    EXPECT(strcmp(layout->islands[stats.not_finite_rank], layout->islands[sender]) == 0, "%s: rank %d was named",
+           codec_names[codec], stats.not_finite_rank);
+}
+
 /* One rank has a NaN and an infinity. */
 static void wild_values(struct rank *rank, gpubridge_comm *comm)
 {
@@ -235,21 +256,44 @@ static void wild_values(struct rank *rank, gpubridge_comm *comm)
         EXPECT_OK(gpubridge_comm_codec_stats(comm, GPUBRIDGE_ALL_REDUCE, codec, &stats));
         EXPECT(stats.ops && stats.blocks && stats.wire_bytes && stats.in_bytes > stats.wire_bytes,
                "nothing was counted");
-        double least = codec == GPUBRIDGE_CODEC_MXFP4 ? 12 : 20; /* dB; a rank may have sampled zeros only */
-        EXPECT(stats.signal == 0 || 10 * log10(stats.signal / stats.noise) > least, "%s: signal %g, noise %g",
-               codec_names[codec], stats.signal, stats.noise);
-        EXPECT(stats.signal > 0 || layout->size > 2 || emulated || SANITIZED, "no error was sampled");
-        uint64_t *words = rank_words(rank);
-        words[rank->rank] = stats.not_finite_values ? (uint64_t)stats.not_finite_rank : UINT64_MAX;
-        rank_meet(rank);
-        for (int q = 0; q < layout->size; q++)
-            EXPECT(words[q] == UINT64_MAX || words[q] == (uint64_t)sender ||
-                       strcmp(layout->islands[words[q]], layout->islands[sender]) == 0,
-                   "%s: rank %d says that rank %llu sent it", codec_names[codec], q, (unsigned long long)words[q]);
-        rank_meet(rank);
+        same_culprit(rank, comm, codec, sender);
     }
     free(in);
     free(out);
+}
+
+/* The first operation of a group and codec is sampled, on CPUs and on devices: of two ranks each encodes its input, so
+ * the error of the first 1,024 values is known. */
+static void sampled_error(struct rank *rank)
+{
+    enum { N = 100000, SAMPLE = 1024 };
+    gpubridge_comm *comm = rank_comm(rank, "sampled", NULL, 0);
+    float *in = calloc(N, 4), *out = calloc(N, 4), left[SAMPLE];
+    for (int codec = GPUBRIDGE_CODEC_BF16; codec <= GPUBRIDGE_CODEC_MXFP4; codec++) {
+        struct run r = {rank, comm, GPUBRIDGE_ALL_REDUCE, GPUBRIDGE_F32, GPUBRIDGE_AVG, codec, N};
+        struct gpubridge_codec_stats stats = {.struct_size = sizeof stats};
+        double signal = 0, noise = 0, least = codec == GPUBRIDGE_CODEC_MXFP4 ? 12 : 20; /* dB */
+        coded_fill(GPUBRIDGE_F32, 6, rank->rank, N, in);
+        submit(&r, in, out, N, 0);
+        EXPECT_OK(gpubridge_comm_codec_stats(comm, GPUBRIDGE_ALL_REDUCE, codec, &stats));
+        EXPECT(stats.sampled_values > 0 && stats.signal > 0, "%s: no error was sampled", codec_names[codec]);
+        EXPECT(10 * log10(stats.signal / stats.noise) > least, "%s: signal %g, noise %g", codec_names[codec],
+               stats.signal, stats.noise);
+        if (layout->size > 2) continue;
+        memcpy(left, in, sizeof left);
+        ref_quantise(codec - GPUBRIDGE_CODEC_NONE, left, SAMPLE);
+        for (int e = 0; e < SAMPLE; e++) {
+            signal += (double)in[e] * (double)in[e];
+            noise += ((double)left[e] - (double)in[e]) * ((double)left[e] - (double)in[e]);
+        }
+        EXPECT(stats.sampled_values == SAMPLE && fabs(stats.signal / signal - 1) < 1e-9 &&
+                   fabs(stats.noise / noise - 1) < 1e-9,
+               "%s: signal %g, noise %g of %llu values, expected %g and %g", codec_names[codec], stats.signal,
+               stats.noise, (unsigned long long)stats.sampled_values, signal, noise);
+    }
+    free(in);
+    free(out);
+    gpubridge_comm_destroy(comm);
 }
 
 /* Bytes that left through this process's TCP sockets, by the kernel's own count. */
@@ -298,6 +342,7 @@ static void body(struct rank *rank)
     all_cases(rank, comm);
     if (layout == &layouts[1] || full) same_hash_twenty_times(rank, comm);
     wild_values(rank, comm);
+    sampled_error(rank);
     if (layout == &layouts[0] && !emulated) wire_bytes(rank, comm);
     if (rank->rank == 0) printf("%s: %.1f s\n", layout->name, now_s() - start);
     gpubridge_comm_destroy(comm);
