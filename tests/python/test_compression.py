@@ -17,6 +17,7 @@ from torch.nn.parallel import DistributedDataParallel
 pytestmark = pytest.mark.skipif(BACKEND != "gpubridge", reason="the helpers are gpubridge's own")
 
 LAYOUT = Layout(("a", "a", "b", "b"))
+THREE = Layout(("a", "b", "c", "a"))  # results are encoded a second time
 HIDDEN = 96
 
 
@@ -45,10 +46,10 @@ def loss_of(model: nn.Module, step: int, me: Rank) -> torch.Tensor:
     return nn.functional.mse_loss(model(share(x, me)), share(y, me))
 
 
-def group_with(codec: str) -> Any:
+def group_with(codec: str, **settings: Any) -> Any:
     from gpubridge.torch import Options
 
-    return dist.new_group(pg_options=Options({"compression": codec, "compression_min_bytes": 0}))
+    return dist.new_group(pg_options=Options({"compression": codec, "compression_min_bytes": 0, **settings}))
 
 
 def equal_everywhere(t: torch.Tensor, me: Rank) -> bool:
@@ -175,13 +176,14 @@ def case_feedback_is_what_encoding_lost(me: Rank) -> None:
             expected += sum(everything[r][0].double() for r in ranks) + before.double() - renewed.double()
         expected /= me.size
         assert torch.allclose(t.double(), expected, rtol=1e-6, atol=1e-6 * x.abs().max().item()), codec
-        # The same for blocks.
+        # The same for blocks, whose sums are not encoded again.
         out, flat = torch.empty(count // me.size), x.clone()
         residual = before.clone()
         op = dist.ReduceOp(dist.ReduceOp.AVG)
         group.reduce_scatter_gradients(out, flat, op, residual=residual).wait()
         assert torch.equal(flat, x) and not torch.equal(residual, before)
-        assert torch.equal(out, t.chunk(me.size)[me.rank]), codec
+        mine = t.chunk(me.size)[me.rank]
+        assert torch.equal(out, mine) if len(me.island_ranks) == 2 else not torch.equal(out, mine), codec
 
 
 def case_feedback_makes_up_for_losses(me: Rank) -> None:
@@ -201,6 +203,15 @@ def case_feedback_makes_up_for_losses(me: Rank) -> None:
             total += t
         error = (total / steps - x).abs().max().item()
         assert error < 2e-3 if feedback else error == pytest.approx(0.01, abs=1e-5), (feedback, error)
+    # Other values on every rank: their sum is no number of the codec, so a second encoding loses something, too.
+    x = torch.randn(20_000, generator=torch.Generator().manual_seed(me.rank))
+    exact, total, residual = x.clone(), torch.zeros_like(x), torch.zeros_like(x)
+    dist.all_reduce(exact)
+    for _ in range(50):
+        t = x.clone()
+        group.reduce_gradients(t, residual=residual).wait()
+        total += t
+    assert (total / 50 - exact / me.size).norm() < 0.01 * (exact / me.size).norm()
 
 
 def case_uncompressed_leaves_residuals_alone(me: Rank) -> None:
@@ -215,6 +226,40 @@ def case_uncompressed_leaves_residuals_alone(me: Rank) -> None:
         group.reduce_gradients(t, residual=torch.zeros(7))
     with pytest.raises(ValueError, match="not dense"):
         group.reduce_gradients(torch.zeros(8, 8).T)
+
+
+# ---- stochastic rounding ----
+
+
+def case_seed_is_a_group_s_own(me: Rank) -> None:
+    """pg_options round stochastically: one result for all ranks, another for each operation, the same in a second group;
+    the mean comes to what rounding to nearest does not reach.
+    """
+    x = torch.full((65536,), 0.15)
+    x[::32] = 4.0  # the largest of each block: 0.15 is nearer to 0 than to the next number
+    exact = x * me.size
+    runs = []
+    for _ in range(2):
+        group = group_with("mxfp4", compression_seed=11)
+        assert "mxfp4, rounded stochastically with seed 11" in group.describe()
+        results = []
+        for _ in range(30):
+            t = x.clone()
+            dist.all_reduce(t, group=group)
+            results.append(t)
+        assert equal_everywhere(torch.stack(results), me)
+        assert not torch.equal(results[0], results[1])
+        runs.append(torch.stack(results))
+    assert torch.equal(*runs)
+    assert abs((runs[0].mean(0) - exact).mean().item()) < 0.003
+    nearest = x.clone()
+    dist.all_reduce(nearest, group=group_with("mxfp4"))
+    assert (nearest - exact).mean().item() < -0.5, "this input shows no difference"
+
+
+def case_seeds_must_agree(me: Rank) -> None:
+    with pytest.raises(RuntimeError, match="GPUBRIDGE_COMPRESSION_SEED is (1|off) here and (1|off) there"):
+        dist.all_reduce(torch.zeros(8), group=group_with("fp8", **({"compression_seed": 1} if me.rank else {})))
 
 
 # ---- auto ----
@@ -456,6 +501,8 @@ CASES = (
     case_feedback_is_what_encoding_lost,
     case_feedback_makes_up_for_losses,
     case_uncompressed_leaves_residuals_alone,
+    case_seed_is_a_group_s_own,
+    case_seeds_must_agree,
     case_auto_is_one_choice,
     case_ddp_compresses_what_is_large,
     case_ddp_feedback_in_checkpoints,
@@ -475,6 +522,16 @@ def test_training(pool: Pool, case: Callable[[Rank], None]) -> None:
     pool.run(case)
 
 
+@pytest.mark.parametrize(
+    "case",
+    (case_feedback_is_what_encoding_lost, case_feedback_makes_up_for_losses, case_seed_is_a_group_s_own),
+    ids=lambda case: case.__name__,
+)
+def test_three_islands(ranks: Callable[..., Pool], case: Callable[[Rank], None]) -> None:
+    """Feedback makes up for the second encoding, too."""
+    ranks(THREE).run(case)
+
+
 def test_feedback_on_emulated_vendors(ranks: Callable[..., Pool]) -> None:
-    """The same values where kernels do the arithmetic and a vendor library moves the data."""
-    ranks(Layout(("cuda", "cuda", "hip", "hip"), emulated=True)).run(case_feedback_is_what_encoding_lost)
+    """The same values where kernels do the arithmetic, a vendor library moves the data, and one island is a CPU."""
+    ranks(Layout(("cuda", "hip", "none", "cuda"), emulated=True)).run(case_feedback_is_what_encoding_lost)
