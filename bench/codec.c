@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
- * Speed of the codecs on one core, beside memcpy of the same input in the same run: encode, and decode-add of a message
- * to floats.  CPU time, so that other processes do not count.  One JSON object to stdout.
- * usage: bench_codec [VALUES [ROUNDS]] */
+ * Speed of the codecs on one core, beside memcpy of the same input in the same run: encode, decode-add of a message to
+ * floats, and encode with stochastic rounding.  CPU time, so that other processes do not count.  One JSON object to
+ * stdout. usage: bench_codec [VALUES [ROUNDS]] */
 #include "codec/codec.h"
 #include "codec/message.h"
 #include "codec/reduce.h"
@@ -14,6 +14,7 @@
 #include <time.h>
 
 #define MAX_ROUNDS 101
+#define CALLS      4
 
 struct buffers {
     uint64_t values;
@@ -21,7 +22,7 @@ struct buffers {
     unsigned char *message;
 };
 
-static void encode(const struct buffers *b, int codec)
+static void encode_rounding(const struct buffers *b, int codec, int flags)
 {
     const struct gb_reduce_args a = {.dst = b->message,
                                      .src = {b->x},
@@ -29,8 +30,20 @@ static void encode(const struct buffers *b, int codec)
                                      .nsrc = 1,
                                      .dtype = GPUBRIDGE_F32,
                                      .codec = (uint8_t)codec,
+                                     .flags = (uint8_t)flags,
+                                     .seed = 1,
                                      .dst_is_enc = 1};
     gb_reduce_host(&a);
+}
+
+static void encode(const struct buffers *b, int codec)
+{
+    encode_rounding(b, codec, 0);
+}
+
+static void encode_stochastic(const struct buffers *b, int codec)
+{
+    encode_rounding(b, codec, GB_REDUCE_STOCHASTIC);
 }
 
 static void decode_add(const struct buffers *b, int codec)
@@ -68,15 +81,15 @@ static int by_value(const void *a, const void *b)
 /* Median rates of the calls, taken in turns, in GB of floats per second. */
 static void measure(const struct buffers *b, int codec, int rounds, double *rates)
 {
-    void (*const calls[3])(const struct buffers *, int) = {copy, encode, decode_add};
-    static double seconds[3][MAX_ROUNDS];
+    void (*const calls[CALLS])(const struct buffers *, int) = {copy, encode, decode_add, encode_stochastic};
+    static double seconds[CALLS][MAX_ROUNDS];
     for (int r = -2; r < rounds; r++)
-        for (int i = 0; i < 3; i++) {
+        for (int i = 0; i < CALLS; i++) {
             const double begin = cpu_seconds();
             calls[i](b, codec);
             if (r >= 0) seconds[i][r] = cpu_seconds() - begin;
         }
-    for (int i = 0; i < 3; i++) {
+    for (int i = 0; i < CALLS; i++) {
         qsort(seconds[i], (size_t)rounds, sizeof seconds[i][0], by_value);
         rates[i] = (double)b->values * 4e-9 / seconds[i][rounds / 2];
     }
@@ -102,13 +115,13 @@ int main(int argc, char **argv)
            " \"rows\": [",
            gb_message_way(way), (unsigned long long)b.values, rounds);
     for (int c = GB_CODEC_BF16; c < GB_CODEC_COUNT; c++) {
-        double rate[3];
+        double rate[CALLS];
         measure(&b, c, rounds, rate);
         printf("%s\n  {\"codec\": \"%s\", \"memcpy\": %.2f, \"encode\": %.2f, \"decode_add\": %.2f, \"encode_share\": "
                "%.2f, "
-               "\"decode_add_share\": %.2f}",
+               "\"decode_add_share\": %.2f, \"encode_stochastic\": %.2f}",
                c > GB_CODEC_BF16 ? "," : "", gb_codec_name(c), rate[0], rate[1], rate[2], rate[1] / rate[0],
-               rate[2] / rate[0]);
+               rate[2] / rate[0], rate[3]);
     }
     printf("]}\n");
     free(b.x);

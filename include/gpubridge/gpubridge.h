@@ -224,7 +224,7 @@ struct gpubridge_comm_stats {
 GPUBRIDGE_CHECKED int gpubridge_comm_stats(gpubridge_comm *comm, struct gpubridge_comm_stats *stats);
 
 /* What one kind of operation sent to other islands with one codec, since the comm was made.  A device's blocks are
- * counted with the operation that finishes next; samples are taken where encoding is done on the host. */
+ * counted with the operation that finishes next. */
 struct gpubridge_codec_stats {
     size_t struct_size;
     uint64_t ops;               /* operations completed */
@@ -233,9 +233,9 @@ struct gpubridge_codec_stats {
     uint64_t blocks;            /* encoded; values, for the casts */
     uint64_t saturated_blocks;  /* of these: a finite value was brought down to the largest the format has */
     uint64_t not_finite_values; /* NaN and infinity in messages of this rank and in those that it received */
-    int32_t not_finite_rank;    /* who sent the first of them; -1 when there were none */
+    int32_t not_finite_rank;    /* member that sent the first, as all members come to know; -1 while none is known */
     uint32_t not_finite_seq;    /* number of that operation in the comm */
-    uint64_t sampled_values;    /* whose error was measured, */
+    uint64_t sampled_values;    /* whose error was measured: a few of one encoding in many, */
     double signal;              /* the sum of their squares, */
     double noise;               /* and that of the squares of their errors */
 };
@@ -266,8 +266,8 @@ struct gpubridge_op {
     int32_t reserved;   /* 0 */
     /* Error feedback of ALL_REDUCE and REDUCE_SCATTER (NULL: none): a float for each element of `send`, in the same
      * kind of memory, this rank's own.  It is added to the partials that this rank encodes, and then holds what
-     * encoding them lost.  Elements that other ranks encode, and operations that are not compressed, leave it as it is.
-     */
+     * encoding them lost, with what encoding the result lost where this rank did that, too (three or more islands).
+     * Elements that other ranks encode, and operations that are not compressed, leave it as it is. */
     float *residual;
 };
 

@@ -120,6 +120,12 @@ static void test_numbers(void **state)
     assert_int_equal(loaded("GPUBRIDGE_CHUNK_BYTES=1.5M", 0).chunk_bytes, 3 * 512 * 1024);
     assert_int_equal(loaded("GPUBRIDGE_CHUNK_BYTES=2MiB", 0).chunk_bytes, 2 * 1024 * 1024);
     assert_int_equal(loaded("GPUBRIDGE_FLAT_BYTES=0", 0).flat_bytes, 0);
+    char agreed[GB_SETTINGS_AGREED_BYTES];
+    struct gb_settings seeded = loaded("GPUBRIDGE_COMPRESSION_SEED=7", 0), plain = loaded(NULL, 0);
+    gb_settings_agreed_text(&seeded, agreed);
+    assert_non_null(strstr(agreed, " compression_seed=7 "));
+    gb_settings_agreed_text(&plain, agreed);
+    assert_non_null(strstr(agreed, " compression_seed=off "));
     assert_int_equal(loaded("GPUBRIDGE_PEER_TIMEOUT_S=0.5", 0).peer_timeout_ns, 500000000);
     assert_int_equal(loaded("GPUBRIDGE_SPIN_US=30", 0).spin_ns, 30000);
     assert_int_equal(loaded("GPUBRIDGE_PORT_RANGE=29600-29663", 0).port_range[1], 29663);
@@ -130,6 +136,12 @@ static void test_numbers(void **state)
     refused("GPUBRIDGE_MEM_BYTES=auto", 0, GPUBRIDGE_ERR_SETTING, "GPUBRIDGE_MEM_BYTES=auto");
     refused("GPUBRIDGE_LANES=0", 0, GPUBRIDGE_ERR_SETTING, "legal: 1 to 64, or auto");
     refused("GPUBRIDGE_PEER_TIMEOUT_S=0", 0, GPUBRIDGE_ERR_SETTING, "out of range 0.1 to 3600");
+    assert_true(loaded(NULL, 0).compression_seed == GB_SEED_OFF);
+    assert_true(loaded("GPUBRIDGE_COMPRESSION_SEED=0", 0).compression_seed == 0);
+    assert_true(loaded("GPUBRIDGE_COMPRESSION_SEED=4294967295", 0).compression_seed == UINT32_MAX);
+    assert_true(loaded("GPUBRIDGE_COMPRESSION_SEED=off", 0).compression_seed == GB_SEED_OFF);
+    refused("GPUBRIDGE_COMPRESSION_SEED=auto", 0, GPUBRIDGE_ERR_SETTING, "legal: 0 to 4294967295, or off");
+    refused("GPUBRIDGE_COMPRESSION_SEED=4294967296", 0, GPUBRIDGE_ERR_SETTING, "out of range");
     refused("GPUBRIDGE_PORT_RANGE=5-4", 0, GPUBRIDGE_ERR_SETTING, "GPUBRIDGE_PORT_RANGE=5-4");
     refused("GPUBRIDGE_PORT_RANGE=29600", 0, GPUBRIDGE_ERR_SETTING, "29600-29663");
     refused("GPUBRIDGE_PORT_RANGE=1-99999", 0, GPUBRIDGE_ERR_SETTING, "1 to 65535");
@@ -258,6 +270,7 @@ static void test_longest_agreed_text_fits(void **state)
     s.lanes = UINT32_MAX;
     s.compression = GB_COMPRESSION_FP8_E5M2;
     s.compression_dtypes = GB_COMPRESSION_HALF;
+    s.compression_seed = UINT32_MAX;
     gb_settings_agreed_text(&s, text);
     assert_true(strlen(text) < GB_SETTINGS_AGREED_BYTES - 1);
     assert_non_null(strstr(text, "self_test=on"));

@@ -108,7 +108,8 @@ class Collectives(Issuer):
             t: dense, any float dtype.
             compress: False: never, whatever the group's settings say; equal on all ranks.
             residual: float32, as many elements as t, on its device: error feedback's memory of this rank.  What this
-                rank encodes has the residual added first, which afterwards holds what the encoding lost.
+                rank encodes has the residual added first, which afterwards holds what the encoding lost, also that of
+                results that are encoded once more (three or more islands).
         """
         slot = self._slot(GRADIENT + _abi.ALL_REDUCE)
         op = slot.op
