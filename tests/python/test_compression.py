@@ -232,8 +232,8 @@ def case_uncompressed_leaves_residuals_alone(me: Rank) -> None:
 
 
 def case_seed_is_a_group_s_own(me: Rank) -> None:
-    """pg_options round stochastically: one result for all ranks, another for each operation, the same in a second group;
-    the mean comes to what rounding to nearest does not reach.
+    """pg_options round stochastically: one result for all ranks, another for each operation, the same ones in a second
+    group; the mean comes to what rounding to nearest does not reach.
     """
     x = torch.full((65536,), 0.15)
     x[::32] = 4.0  # the largest of each block: 0.15 is nearer to 0 than to the next number
@@ -487,7 +487,12 @@ def case_fsdp_compresses_what_is_large(me: Rank) -> None:
             else:
                 assert error < 0.02 if feedback else 0.03 < error < 0.3, (feedback, name, error)
         if feedback:
-            assert any(r.ne(0).any() for r in state.state_dict()["residuals"]["residuals"])
+            saved = state.state_dict()
+            assert any(r.ne(0).any() for r in saved["residuals"]["residuals"])
+            again = fsdp.compress_gradients(sharded(me, group_with("mxfp4")), error_feedback=True)
+            again.load_state_dict(saved)
+            with pytest.raises(ValueError, match="residuals of rank"):
+                again.load_state_dict(dict(saved, rank=(me.rank + 1) % me.size))
 
 
 def case_fsdp_refuses(me: Rank) -> None:

@@ -14,6 +14,8 @@ from typing import Any
 
 import torch
 
+from gpubridge.torch.errors import DistValueError
+
 log = logging.getLogger("gpubridge")
 
 MIN_BYTES = 4096
@@ -130,6 +132,19 @@ class Residuals:
         self._kept.clear()
         pairs = zip(state["keys"], state["residuals"], strict=True)
         self._loaded = {(_hashable(key), residual.numel()): residual for key, residual in pairs}
+
+
+def check_owner(state: dict[str, Any], rank: int, size: int) -> None:
+    """Residuals belong to one rank: `state` is what a helper's state_dict gave.
+
+    Raises:
+        ValueError: they are another rank's, or of a group of another size.
+    """
+    if (state["rank"], state["size"]) != (rank, size):
+        raise DistValueError(
+            f"residuals of rank {state['rank']} of {state['size']} do not fit rank {rank} of {size}: load what this "
+            "rank saved, or leave them out, which costs a few steps of feedback"
+        )
 
 
 def _hashable(key: Any) -> Hashable:

@@ -19,7 +19,16 @@ import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
-from gpubridge.torch.compression import Exclusion, Guard, Residuals, Rule, put_back, small_or_flat, take_out
+from gpubridge.torch.compression import (
+    Exclusion,
+    Guard,
+    Residuals,
+    Rule,
+    check_owner,
+    put_back,
+    small_or_flat,
+    take_out,
+)
 from gpubridge.torch.errors import DistUnsupportedError, DistValueError
 from gpubridge.torch.group import GpuBridgeGroup
 
@@ -67,12 +76,7 @@ class GradientCompression:
         Raises:
             ValueError: they are another rank's, or of a group of another size.
         """
-        mine = (self._group.rank(), self._group.size())
-        if (state["rank"], state["size"]) != mine:
-            raise DistValueError(
-                f"residuals of rank {state['rank']} of {state['size']} do not fit rank {mine[0]} of {mine[1]}: load "
-                "what this rank saved, or leave them out, which costs a few steps of feedback"
-            )
+        check_owner(state, self._group.rank(), self._group.size())
         if self.residuals is not None and state["residuals"] is not None:
             self.residuals.load_state_dict(state["residuals"])
 

@@ -15,8 +15,18 @@ import math
 from typing import Any
 
 import torch
+import torch.distributed as dist
 
-from gpubridge.torch.compression import Exclusion, Guard, Residuals, Rule, put_back, small_or_flat, take_out
+from gpubridge.torch.compression import (
+    Exclusion,
+    Guard,
+    Residuals,
+    Rule,
+    check_owner,
+    put_back,
+    small_or_flat,
+    take_out,
+)
 from gpubridge.torch.errors import DistUnsupportedError, DistValueError
 from gpubridge.torch.group import GpuBridgeGroup
 
@@ -55,10 +65,17 @@ class ShardedGradientCompression:
         return guard
 
     def state_dict(self) -> dict[str, Any]:
-        """This rank's residuals; every rank saves its own."""
-        return {"residuals": self.residuals.state_dict() if self.residuals is not None else None}
+        """This rank's residuals and whose they are (rank and size of the job); every rank saves its own."""
+        residuals = self.residuals.state_dict() if self.residuals is not None else None
+        return {"rank": dist.get_rank(), "size": dist.get_world_size(), "residuals": residuals}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Continues with saved residuals.
+
+        Raises:
+            ValueError: they are another rank's, or of a job of another size.
+        """
+        check_owner(state, dist.get_rank(), dist.get_world_size())
         if self.residuals is not None and state["residuals"] is not None:
             self.residuals.load_state_dict(state["residuals"])
 
