@@ -399,7 +399,8 @@ int sim_check_residuals(struct sim_world *w, const struct sim_op *op)
 {
     int scatters = op->spec.op == GPUBRIDGE_REDUCE_SCATTER;
     uint32_t nblocks = scatters ? op->group->nranks : 1;
-    if (op->inst[0].plan->codec && !scatters && op->group->topo->nislands > 2) return check_lost_twice(w, op);
+    const int encodes_twice = op->spec.op == GPUBRIDGE_ALL_REDUCE && op->group->topo->nislands > 2;
+    if (op->inst[0].plan->codec && encodes_twice) return check_lost_twice(w, op);
     for (uint32_t i = 0; i < op->group->topo->nislands; i++) {
         uint64_t at = 0, n;
         for (uint32_t d = 0; d < nblocks && op->feedback[i]; d++, at += n) {
