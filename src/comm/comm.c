@@ -177,7 +177,7 @@ static int make_topo(gpubridge_comm *comm)
     const char **keys = calloc(n, sizeof *keys);
     uint8_t *staged = calloc(n, 2);
     int rc = !keys || !staged ? GB_FAIL(GPUBRIDGE_ERR_NO_MEMORY, "no memory for a group of %u ranks", n) : 0;
-    for (uint32_t r = 0; !rc && r < n; r++) {
+    for (uint32_t r = 0; keys && staged && r < n; r++) {
         keys[r] = comm->members[r].hello.island;
         staged[r] = comm->members[r].hello.flags & GB_MEMBER_STAGED ? 1 : 0;
         comm->group.any_staged |= staged[r];
