@@ -122,8 +122,10 @@ const char *gb_loan_on_answer(struct gb_link *link, const uint8_t *body, size_t 
         return "an answer about shared staging that was not offered";
     pthread_mutex_lock(&link->lock);
     link->taken[number] = taken == GB_REGION_TAKEN;
+    int tell = taken == GB_REGION_FAILED && !link->told_refusal;
+    link->told_refusal |= tell;
     pthread_mutex_unlock(&link->lock);
-    if (taken == GB_REGION_FAILED && !link->told_refusal++)
+    if (tell)
         GB_WARN("%s cannot read our staging memory in place (its own log says why): messages to it are copied",
                 link->label);
     return NULL;

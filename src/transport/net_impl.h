@@ -97,7 +97,8 @@ struct gb_link {
     uint8_t taken[GB_REGIONS_MAX]; /* of our regions: the peer reads them */
     struct gb_peer_region theirs[GB_REGIONS_MAX];
     uint32_t ntheirs;
-    char where[64]; /* address of the peer */
+    int told_refusal; /* that the peer cannot read one of ours */
+    char where[64];   /* address of the peer */
     int down_status;
     char text[GB_TEXT_BYTES];       /* why it is down; constant once state is LEFT or DEAD */
     char doubt[GB_HELLO_HOST + 96]; /* said of messages that fail before it is down; constant */
@@ -125,8 +126,7 @@ struct gb_link {
     uint64_t heard_ns, beat_ns,
         trouble_ns; /* last sign of life; last heartbeat sent; when a lane ended or said goodbye */
     int control_eof, goodbye, control_out_armed;
-    uint32_t offered;      /* our regions that the peer was told of */
-    uint32_t told_refusal; /* that it cannot read them */
+    uint32_t offered; /* our regions that the peer was told of */
     int goodbye_status;
     char goodbye_text[256];
     char hint[GB_TEXT_BYTES]; /* last failed attempt of somebody who named this peer */
