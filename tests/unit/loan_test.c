@@ -79,9 +79,9 @@ static void await_answers(struct rig *rig, uint32_t n, int taken)
         pthread_mutex_lock(&link->lock);
         uint32_t have = 0;
         for (uint32_t i = 0; i < n; i++) have += link->taken[i];
+        const int refused = link->told_refusal;
         pthread_mutex_unlock(&link->lock);
-        if (taken && have == n) return;
-        if (!taken && link->told_refusal) return;
+        if (taken ? have == n : refused) return;
         usleep(1000);
     }
     fail_msg("no answers about %u regions within 5 s", n);
