@@ -11,6 +11,8 @@
 
 #include "codec/reduce.h"
 
+#include "codec/kernels.h"
+
 #include "codec/message.h"
 
 #include <gpubridge/gpubridge.h>
@@ -27,6 +29,8 @@ static_assert((int)GB_K_I8 == GPUBRIDGE_I8 && (int)GB_K_I64 == GPUBRIDGE_I64 && 
 static_assert((int)GB_K_SUM == GPUBRIDGE_SUM && (int)GB_K_AVG == GPUBRIDGE_AVG && (int)GB_K_MAX == GPUBRIDGE_MAX &&
                   (int)GB_K_BXOR == GPUBRIDGE_BXOR && (int)GB_K_PREMUL == GPUBRIDGE_PREMUL_SUM,
               "kernels.inc numbers the operations as gpubridge.h does");
+static_assert((int)GB_ANY_WAY == GB_WAY_ANY && (int)GB_PACK == GB_WAY_PACK && (int)GB_ADD == GB_WAY_ADD,
+              "the ways of kernels.inc");
 static_assert(sizeof(struct gb_reduce_args) == 208 && offsetof(struct gb_reduce_args, count) == 136 &&
                   offsetof(struct gb_reduce_args, stats) == 176 && offsetof(struct gb_reduce_args, enc_mask) == 192 &&
                   offsetof(struct gb_reduce_args, dst_is_enc) == 202,
@@ -193,6 +197,24 @@ static __attribute__((noinline)) void reduce_baseline(const struct gb_reduce_arg
 static __attribute__((noinline, target("avx2"))) void reduce_avx2(const struct gb_reduce_args *args)
 {
     reduce_any(args);
+}
+
+const char *const gb_kernel_names[] = {[GB_WAY_ANY] = "gb_reduce", [GB_WAY_PACK] = "gb_pack", [GB_WAY_ADD] = "gb_add"};
+
+int gb_reduce_way(const struct gb_reduce_args *args)
+{
+    const int op = args->op, dtype = args->dtype;
+    const int is_narrow = dtype == GPUBRIDGE_F16 || dtype == GPUBRIDGE_BF16;
+    const int is_mean = op == GPUBRIDGE_AVG && (args->flags & GB_REDUCE_FINAL);
+    const uint32_t encoded = args->enc_mask & ((1u << args->nsrc) - 1u), plain = ((1u << args->nsrc) - 1u) & ~encoded;
+    if (op != GPUBRIDGE_SUM && op != GPUBRIDGE_AVG && op != GPUBRIDGE_PREMUL_SUM) return GB_WAY_ANY;
+    if (!is_narrow && dtype != GPUBRIDGE_F32 && dtype != GPUBRIDGE_C64) return GB_WAY_ANY;
+    if (is_narrow && ((args->acc_mask & plain) || (!args->dst_is_enc && args->dst_is_acc))) return GB_WAY_ANY;
+    if (args->dst_is_enc)
+        return args->nsrc == 1 && !encoded && !is_mean && !(args->flags & GB_REDUCE_STOCHASTIC) ? GB_WAY_PACK
+                                                                                                : GB_WAY_ANY;
+    if (args->nsrc != 2 || !encoded || !plain) return GB_WAY_ANY;
+    return is_mean && (args->divisor & (args->divisor - 1)) ? GB_WAY_ANY : GB_WAY_ADD;
 }
 
 void gb_reduce_host(const struct gb_reduce_args *args)

@@ -61,6 +61,15 @@ const char *gb_reduce_op_name(int op); /* "SUM" */
 /* 1 when `op` is defined for `dtype` (the table behind docs and tests). */
 int gb_reduce_supported(int dtype, int op);
 
+/* Which kernel (kernels.h) suits an operation best; gb_reduce does any. */
+enum gb_reduce_way {
+    GB_WAY_ANY,  /* gb_reduce */
+    GB_WAY_PACK, /* gb_pack: floats become a message */
+    GB_WAY_ADD,  /* gb_add: floats and a message, added or averaged over 2^n ranks, become floats */
+    GB_REDUCE_WAYS
+};
+int gb_reduce_way(const struct gb_reduce_args *args);
+
 /* Runs on the calling thread, SIMD by the compiler; saves and clears FTZ/DAZ around the arithmetic. */
 void gb_reduce_host(const struct gb_reduce_args *args);
 

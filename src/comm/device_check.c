@@ -4,6 +4,7 @@
  * calling thread. */
 #include "base/clock.h"
 #include "ccl/ccl.h"
+#include "codec/codec.h"
 #include "codec/kernels.h"
 #include "codec/reduce.h"
 #include "comm/context.h"
@@ -27,7 +28,7 @@ struct check {
     int kind;
     struct gb_device *device;
     struct gb_module *module;
-    void *reduce, *poison, *stream, *event;
+    void *reduce[GB_REDUCE_WAYS], *poison, *stream, *event;
     char *json;
     size_t at, capacity;
     int index, failed;
@@ -129,7 +130,8 @@ static int check_compiler(struct check *c)
     const uint64_t start = gb_now_ns();
     gb_module_compiler(c->device, compiler, sizeof compiler);
     GB_TRY(gb_module_build(c->device, gb_kernels_source, &c->module));
-    GB_TRY(gb_module_kernel(c->device, c->module, "gb_reduce", &c->reduce));
+    for (int way = 0; way < GB_REDUCE_WAYS; way++)
+        GB_TRY(gb_module_kernel(c->device, c->module, gb_kernel_names[way], &c->reduce[way]));
     GB_TRY(gb_module_kernel(c->device, c->module, "gb_poison", &c->poison));
     found(c, "%s; %s in %.0f ms", compiler, gb_module_was_cached(c->module) ? "loaded from the cache" : "compiled",
           (double)(gb_now_ns() - start) * 1e-6);
@@ -246,17 +248,11 @@ struct value_case {
     int dtype, op;
 };
 
-static int compare_values(struct check *c, const struct value_case *v, uint32_t nsrc, uint64_t *state)
+/* The same operation here and there, on sources that lie in v->host.  `bytes` of the result are compared. */
+static int compare_values(struct check *c, const struct value_case *v, struct gb_reduce_args args, uint64_t bytes)
 {
-    const uint64_t bytes = VALUES * gb_dtype_bytes(v->dtype);
-    struct gb_reduce_args args = {.count = VALUES, .factor = 0.37, .divisor = 3, .nsrc = (uint8_t)nsrc};
-    args.dtype = (uint8_t)v->dtype;
-    args.op = (uint8_t)v->op;
-    args.flags = GB_REDUCE_FINAL;
-    if (v->op == GPUBRIDGE_PREMUL_SUM) args.premul_mask = (1u << nsrc) - 1;
     struct gb_reduce_args there = args;
-    for (uint32_t k = 0; k < nsrc; k++) {
-        fill(v->host + k * v->stride, bytes, v->dtype, state);
+    for (uint32_t k = 0; k < args.nsrc; k++) {
         args.src[k] = v->host + k * v->stride;
         there.src[k] = v->mem + k * v->stride;
     }
@@ -264,17 +260,30 @@ static int compare_values(struct check *c, const struct value_case *v, uint32_t 
     there.dst = v->mem + MAX_SOURCES * v->stride;
     void *params[] = {&there};
     gb_reduce_host(&args);
-    GB_TRY(gb_stream_copy(c->device, v->mem, v->host, nsrc * v->stride, c->stream));
-    GB_TRY(gb_stream_launch(c->device, c->stream, c->reduce, BLOCKS, THREADS, params));
+    GB_TRY(gb_stream_copy(c->device, v->mem, v->host, args.nsrc * v->stride, c->stream));
+    GB_TRY(gb_stream_launch(c->device, c->stream, c->reduce[gb_reduce_way(&args)], BLOCKS, THREADS, params));
     GB_TRY(gb_stream_copy(c->device, v->host + MAX_SOURCES * v->stride, there.dst, bytes, c->stream));
     GB_TRY(finish(c, c->stream));
     const uint8_t *got = v->host + MAX_SOURCES * v->stride;
     for (uint64_t i = 0; i < bytes; i++)
         if (got[i] != v->want[i])
-            return GB_FAIL(GPUBRIDGE_ERR_DEVICE, "%s of %s, %u sources: byte %llu is %02x on the device and %02x here",
-                           gb_reduce_op_name(v->op), gb_dtype_name(v->dtype), nsrc, (unsigned long long)i, got[i],
-                           v->want[i]);
+            return GB_FAIL(GPUBRIDGE_ERR_DEVICE,
+                           "%s of %s, %u sources, %s: byte %llu is %02x on the device and %02x here",
+                           gb_reduce_op_name(args.op), gb_dtype_name(args.dtype), args.nsrc, gb_codec_name(args.codec),
+                           (unsigned long long)i, got[i], v->want[i]);
     return 0;
+}
+
+static int compare_plain(struct check *c, const struct value_case *v, uint32_t nsrc, uint64_t *state)
+{
+    const uint64_t bytes = VALUES * gb_dtype_bytes(v->dtype);
+    struct gb_reduce_args args = {.count = VALUES, .factor = 0.37, .divisor = 3, .nsrc = (uint8_t)nsrc};
+    args.dtype = (uint8_t)v->dtype;
+    args.op = (uint8_t)v->op;
+    args.flags = GB_REDUCE_FINAL;
+    if (v->op == GPUBRIDGE_PREMUL_SUM) args.premul_mask = (1u << nsrc) - 1;
+    for (uint32_t k = 0; k < nsrc; k++) fill(v->host + k * v->stride, bytes, v->dtype, state);
+    return compare_values(c, v, args, bytes);
 }
 
 static int all_values(struct check *c, struct value_case *v)
@@ -285,7 +294,7 @@ static int all_values(struct check *c, struct value_case *v)
         for (v->op = 0; v->op < GPUBRIDGE_REDUCE_OP_COUNT; v->op++) {
             if (!gb_reduce_supported(v->dtype, v->op)) continue;
             for (uint32_t nsrc = 1; nsrc <= MAX_SOURCES; nsrc += nsrc) {
-                GB_TRY(compare_values(c, v, nsrc, &state));
+                GB_TRY(compare_plain(c, v, nsrc, &state));
                 cases++;
             }
         }
@@ -293,22 +302,82 @@ static int all_values(struct check *c, struct value_case *v)
     return 0;
 }
 
-static int check_values(struct check *c)
+/* Values as gradients have them, now and then one of random bits. */
+static void fill_common(uint8_t *to, int dtype, uint64_t *state)
+{
+    const int bytes = (int)gb_dtype_bytes(dtype);
+    fill(to, VALUES * (uint64_t)bytes, dtype, state);
+    for (uint64_t i = 0; i < VALUES; i++) {
+        uint64_t r = *state = *state * 6364136223846793005u + 1442695040888963407u;
+        float x = (float)(int32_t)(r >> 32) * 0x1p-28f;
+        uint16_t half = (uint16_t)(0x3c00u + (r >> 40 & 0x81ffu));
+        if (r >> 20 & 511u) memcpy(to + i * (uint64_t)bytes, bytes == 4 ? (void *)&x : (void *)&half, (size_t)bytes);
+    }
+}
+
+/* One codec and dtype: floats to a message, a message added to floats, two added and encoded again. */
+static int compare_messages(struct check *c, const struct value_case *v, int codec, uint64_t *state)
+{
+    const uint64_t wire = gb_codec_bytes(codec, VALUES);
+    struct gb_reduce_args pack = {.count = VALUES, .divisor = 4, .nsrc = 1, .op = GPUBRIDGE_AVG, .dst_is_enc = 1};
+    pack.codec = (uint8_t)codec;
+    pack.dtype = (uint8_t)v->dtype;
+    uint8_t *const message = v->host + v->stride;
+    fill_common(v->host, v->dtype, state);
+    GB_TRY(compare_values(c, v, pack, wire));
+    memcpy(message, v->want, wire);
+    memcpy(message + v->stride, v->want, wire);
+    struct gb_reduce_args add = pack, again = pack;
+    add.nsrc = 2;
+    add.enc_mask = 2;
+    add.dst_is_enc = 0;
+    add.flags = GB_REDUCE_FINAL;
+    GB_TRY(compare_values(c, v, add, VALUES * gb_dtype_bytes(v->dtype)));
+    again.nsrc = 3;
+    again.enc_mask = 6;
+    return compare_values(c, v, again, wire);
+}
+
+static int all_messages(struct check *c, struct value_case *v)
+{
+    static const uint8_t dtypes[] = {GPUBRIDGE_F32, GPUBRIDGE_BF16, GPUBRIDGE_F16};
+    uint64_t state = 12;
+    for (int codec = GB_CODEC_NONE + 1; codec < GB_CODEC_COUNT; codec++)
+        for (int d = 0; d < 3; d++) {
+            v->dtype = dtypes[d];
+            GB_TRY(compare_messages(c, v, codec, &state));
+        }
+    found(c, "%d codecs: encoding, decoding, sums of both, equal to the host's bit for bit", GB_CODEC_COUNT - 1);
+    return 0;
+}
+
+/* Runs `all` with memory for MAX_SOURCES sources and a result. */
+static int with_values(struct check *c, int (*all)(struct check *c, struct value_case *v))
 {
     struct value_case v = {.stride = VALUES * 16 + 48};
     void *host = NULL, *mem = NULL;
-    if (!c->reduce) return GB_FAIL(GPUBRIDGE_ERR_DEVICE, "no kernels: the compiler's check failed");
+    if (!c->reduce[GB_WAY_ANY]) return GB_FAIL(GPUBRIDGE_ERR_DEVICE, "no kernels: the compiler's check failed");
     v.want = malloc(v.stride);
     if (!v.want) return GB_FAIL(GPUBRIDGE_ERR_NO_MEMORY, "no memory for the values");
     int rc = gb_device_host_alloc(c->device, (MAX_SOURCES + 1) * v.stride, &host);
     if (!rc) rc = gb_device_alloc(c->device, (MAX_SOURCES + 1) * v.stride, &mem);
     v.host = host;
     v.mem = mem;
-    if (!rc) rc = all_values(c, &v);
+    if (!rc) rc = all(c, &v);
     gb_device_free(c->device, mem);
     gb_device_host_free(c->device, host);
     free(v.want);
     return rc;
+}
+
+static int check_values(struct check *c)
+{
+    return with_values(c, all_values);
+}
+
+static int check_messages(struct check *c)
+{
+    return with_values(c, all_messages);
 }
 
 /* The kernel that makes a result NaN when its operation was given up, and leaves it alone otherwise. */
@@ -374,6 +443,7 @@ static const struct {
     {"flags", check_flags, "set GPUBRIDGE_GATE=off"},
     {"compiler", check_compiler, "sums are made in host memory, slower"},
     {"values", check_values, "sums are made in host memory, slower, without a compiler; do not use it otherwise"},
+    {"messages", check_messages, "do not compress on this device"},
     {"poison", check_poison, "do not use kernels on this device"},
     {"collectives", check_vendor, "islands of one rank only"},
 };

@@ -13,6 +13,7 @@
 #define GB_ENGINE_LAUNCH_H
 
 #include "ccl/ccl.h"
+#include "codec/reduce.h"
 #include "device/device.h"
 #include "engine/launcher.h"
 #include "transport/net.h"
@@ -90,7 +91,7 @@ struct gb_launcher {
     struct gb_launch_pool mem, host, stage;
     _Atomic uint64_t pool_bytes, pool_used, pool_limit; /* of all pools: reserved, in use, soft limit */
     struct gb_module *module;
-    void *reduce, *poison; /* kernels */
+    void *reduce[GB_REDUCE_WAYS], *poison; /* kernels */
     struct gb_module *fetch_module;
     void *fetch;     /* kernel; NULL: none */
     void **borrowed; /* launcher thread: memory of peers that is registered here */

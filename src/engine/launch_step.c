@@ -158,9 +158,9 @@ static int launch(struct gb_launcher *launcher, void *stream, void *kernel, uint
     return gb_stream_launch(launcher->device, stream, kernel, blocks > most ? most : (uint32_t)blocks, THREADS, args);
 }
 
-/* Sums wait for memory and are fast enough on a part of the GPU.  Encoding and decoding compute: on an H200 their rate
- * grows with the blocks up to three for each multiprocessor (bench/results/gpu/codec_h200.json), so they get two, and
- * are gone the sooner. */
+/* Sums wait for memory and are fast enough on a part of the GPU.  Encoding and decoding compute: on an H200 they reach
+ * a copy's rate with three or four blocks for each multiprocessor and nine tenths of it with two
+ * (bench/results/gpu/codec_h200.json), so they get two, and are gone the sooner. */
 static uint32_t most_blocks(const struct gb_launcher *launcher, const struct gb_reduce_args *args)
 {
     const int32_t processors = gb_device_info(launcher->device)->multiprocessors;
@@ -184,7 +184,8 @@ static int take_sample(struct gb_launcher *launcher, struct gb_job *job, const s
     sample->count = (uint32_t)args.count;
     void *params[] = {&args};
     job->set->issued[gb_launch_queue(step)] += 2;
-    GB_TRY(launch(launcher, stream, launcher->reduce, args.count * sizeof(float), MAX_BLOCKS, params));
+    GB_TRY(launch(launcher, stream, launcher->reduce[gb_reduce_way(&args)], args.count * sizeof(float), MAX_BLOCKS,
+                  params));
     return gb_stream_copy(launcher->device, sample->host, sample->device, args.count * sizeof(float), stream);
 }
 
@@ -214,7 +215,7 @@ static int issue_reduce(struct gb_launcher *launcher, struct gb_job *job, const 
     gb_step_negate(step, &args);
     if (op->is_random) gb_step_randomise(step, op->seed, &args);
     void *params[] = {&args};
-    GB_TRY(launch(launcher, stream, launcher->reduce, step->count * gb_dtype_bytes(op->dtype),
+    GB_TRY(launch(launcher, stream, launcher->reduce[gb_reduce_way(&args)], step->count * gb_dtype_bytes(op->dtype),
                   most_blocks(launcher, &args), params));
     const int is_first = op->sample.device && !op->sample.count && step->dst_is_enc && !step->final && !args.enc_mask;
     return is_first ? take_sample(launcher, job, step, &args, stream) : 0;

@@ -39,7 +39,8 @@ static int warm_up(struct gb_launcher *launcher)
     void *const stream = set->stream[QUEUE_IN];
     GB_TRY(gb_launch_event_get(launcher, &event));
     if (launcher->has_kernels) {
-        GB_TRY(gb_stream_launch(device, stream, launcher->reduce, 1, 32, reduce));
+        for (int way = 0; way < GB_REDUCE_WAYS; way++)
+            GB_TRY(gb_stream_launch(device, stream, launcher->reduce[way], 1, 32, reduce));
         GB_TRY(gb_stream_launch(device, stream, launcher->poison, 1, 32, poison));
     }
     if (launcher->fetch) GB_TRY(gb_stream_launch(device, stream, launcher->fetch, 1, 32, fetch));
@@ -63,7 +64,8 @@ static int warm_up(struct gb_launcher *launcher)
 static int load_kernels(struct gb_launcher *launcher)
 {
     GB_TRY(gb_module_build(launcher->device, gb_kernels_source, &launcher->module));
-    GB_TRY(gb_module_kernel(launcher->device, launcher->module, "gb_reduce", &launcher->reduce));
+    for (int way = 0; way < GB_REDUCE_WAYS; way++)
+        GB_TRY(gb_module_kernel(launcher->device, launcher->module, gb_kernel_names[way], &launcher->reduce[way]));
     return gb_module_kernel(launcher->device, launcher->module, "gb_poison", &launcher->poison);
 }
 

@@ -37,10 +37,10 @@ static uint8_t *message_of(const uint8_t *data, size_t size, size_t bytes)
     return message;
 }
 
-/* Decodes, adds to itself once more and keeps the mean: all widths and the twin agree. */
+/* Decodes, adds to itself once more and keeps the mean, adds it to that: all widths and the twins agree. */
 static void fold(int codec, int dtype, uint64_t count, const uint8_t *message)
 {
-    static _Alignas(64) uint8_t want[4 * MAX_COUNT], got[4 * MAX_COUNT];
+    static _Alignas(64) uint8_t want[4 * MAX_COUNT], got[4 * MAX_COUNT], plain[4 * MAX_COUNT];
     struct gb_reduce_args a = base(codec, count);
     const size_t bytes = (size_t)count * gb_dtype_bytes(dtype);
     a.src[0] = a.src[1] = message;
@@ -56,7 +56,17 @@ static void fold(int codec, int dtype, uint64_t count, const uint8_t *message)
         gb_reduce_messages_by(way, &a);
         require(memcmp(want, got, bytes) == 0);
     }
-    twin_reduce(&a, 1, 32);
+    twin_reduce(GB_WAY_ANY, &a, 1, 32);
+    require(memcmp(want, got, bytes) == 0);
+    memcpy(plain, want, bytes);
+    a.src[0] = plain;
+    a.enc_mask = 2;
+    a.divisor = 4;
+    require(gb_reduce_way(&a) == GB_WAY_ADD);
+    a.dst = want;
+    gb_reduce_messages_by(0, &a);
+    a.dst = got;
+    twin_reduce(GB_WAY_ADD, &a, 1, 32);
     require(memcmp(want, got, bytes) == 0);
 }
 

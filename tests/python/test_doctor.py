@@ -14,7 +14,7 @@ import gpubridge._native as native
 import pytest
 
 COMMAND = [sys.executable, "-c", "from gpubridge.cli import main; main()", "doctor", "--device"]
-CHECKS = ["driver", "copies", "events", "flags", "compiler", "values", "poison", "collectives"]
+CHECKS = ["driver", "copies", "events", "flags", "compiler", "values", "messages", "poison", "collectives"]
 
 
 def doctor(out: Path, **extra: str) -> tuple[int, dict[str, Any], str]:
@@ -60,7 +60,7 @@ def test_models(tmp_path: Path, vendor: str, model: str, arch: str) -> None:
 @pytest.mark.parametrize(
     ("fault", "broken"),
     [
-        ("hiprtcCompileProgram:0:6", ["compiler", "values", "poison"]),
+        ("hiprtcCompileProgram:0:6", ["compiler", "values", "messages", "poison"]),
         ("ncclGetUniqueId:0:3", ["collectives"]),
         ("hipMemcpyAsync:1:1", ["copies"]),
         ("hipInit:0:100", CHECKS),

@@ -294,7 +294,7 @@ static void check_one(int dtype, int op, uint64_t count, size_t misalign)
     compare(&a, want, got + misalign, bytes, "host");
     assert_int_equal((uint8_t)got[misalign + bytes], 0xcc);
     memset(got, 0xcc, sizeof got);
-    twin_reduce(&a, 1 + (unsigned)(rng() % 3), 1 + (unsigned)(rng() % 40));
+    twin_reduce(GB_WAY_ANY, &a, 1 + (unsigned)(rng() % 3), 1 + (unsigned)(rng() % 40));
     compare(&a, want, got + misalign, bytes, "kernel");
     assert_int_equal((uint8_t)got[misalign + bytes], 0xcc);
     unsigned k = (unsigned)(rng() % a.nsrc); /* in place */

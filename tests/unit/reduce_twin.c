@@ -14,12 +14,18 @@ static unsigned tid, bid, bdim, gdim;
 #define GB_GDIM   gdim
 #include "codec/kernels.inc"
 
-void twin_reduce(const struct gb_reduce_args *args, unsigned blocks, unsigned threads)
+void twin_reduce(int way, const struct gb_reduce_args *args, unsigned blocks, unsigned threads)
 {
     gdim = blocks;
     bdim = threads;
     for (bid = 0; bid < gdim; bid++)
-        for (tid = 0; tid < bdim; tid++) gb_reduce(*args);
+        for (tid = 0; tid < bdim; tid++)
+            if (way == GB_WAY_PACK)
+                gb_pack(*args);
+            else if (way == GB_WAY_ADD)
+                gb_add(*args);
+            else
+                gb_reduce(*args);
 }
 
 void twin_poison(void *dst, uint64_t bytes, const uint32_t *given_up)

@@ -5,7 +5,8 @@
 
 #include "codec/reduce.h"
 
-void twin_reduce(const struct gb_reduce_args *args, unsigned blocks, unsigned threads);
+/* By one of the kernels, enum gb_reduce_way. */
+void twin_reduce(int way, const struct gb_reduce_args *args, unsigned blocks, unsigned threads);
 void twin_poison(void *dst, uint64_t bytes, const uint32_t *given_up);
 
 #endif
