@@ -95,7 +95,7 @@ struct gb_group *gb_engine_find_group(struct gb_engine *engine, uint64_t id)
 static void unexpected(struct gb_engine *engine, const struct gb_net_event *event)
 {
     struct gb_group *group = gb_engine_find_group(engine, event->key.group);
-    if (!group) return;
+    if (!group) return; /* the message waits at its link: add_group asks for it */
     for (uint32_t rank = 0; rank < group->size; rank++) {
         if (group->links[rank] != event->link) continue;
         gb_p2p_unexpected(group, (int32_t)rank, event);
@@ -393,6 +393,8 @@ static void add_group(void *arg)
     struct group_call *call = arg;
     call->group->next = call->engine->groups;
     call->engine->groups = call->group;
+    /* A member that was faster may have sent already: a receive from anyone must learn of it. */
+    gb_net_announce(call->engine->config.net, call->group->id);
 }
 
 void gb_engine_add(struct gb_engine *engine, struct gb_group *group)

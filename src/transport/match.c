@@ -694,6 +694,13 @@ int gb_match_stale(const struct gb_match *mt, uint64_t group, uint32_t before, s
     return 0;
 }
 
+void gb_match_announce(struct gb_match *mt, uint64_t group)
+{
+    for (size_t i = 0; mt->recv.count && i < mt->recv.size; i++)
+        for (const struct gb_msg *m = mt->recv.bucket[i]; m; m = m->chain)
+            if (m->key.group == group && (m->kind == GB_MSG_EARLY || m->kind == GB_MSG_ASKED)) unexpected(mt, m);
+}
+
 /* ---- giving up ---- */
 
 /* The peer may be reading the buffer: whoever posted it learns that at once, and when it comes back.  A lost peer does

@@ -131,6 +131,8 @@ int gb_match_frame(struct gb_match *mt, const struct gb_frame *f, const void *pa
 int gb_match_flush(struct gb_match *mt) GB_NODISCARD;
 /* As gb_link_stale. */
 int gb_match_stale(const struct gb_match *mt, uint64_t group, uint32_t before, struct gb_key *key, struct gb_sig *sig);
+/* As gb_net_announce, without a look at what the queue of events holds. */
+void gb_match_announce(struct gb_match *mt, uint64_t group);
 /* group/seq as in gb_net_cancel. */
 void gb_match_cancel(struct gb_match *mt, uint64_t group, int64_t seq);
 /* The link is down: everything posted completes with `status`; later posts too.  `text` must live as long as the link.

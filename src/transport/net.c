@@ -257,6 +257,30 @@ void gb_net_wait(struct gb_net *net, int64_t timeout_ns)
     if ((written || ready > 0) && read(net->wake_fd, &count, sizeof count) < 0) return;
 }
 
+/* The messages themselves stay with their links. */
+static void drop_announcements(struct gb_net *net, uint64_t group)
+{
+    size_t kept = 0, mask = net->ring_capacity - 1;
+    for (size_t i = 0; i < net->ring_count; i++) {
+        struct gb_net_event ev = net->ring[(net->ring_head + i) & mask];
+        if (ev.kind == GB_NET_UNEXPECTED && ev.key.group == group) continue;
+        net->ring[(net->ring_head + kept++) & mask] = ev;
+    }
+    net->ring_count = kept;
+}
+
+void gb_net_announce(struct gb_net *net, uint64_t group)
+{
+    drop_announcements(net, group);
+    pthread_mutex_lock(&net->lock);
+    for (size_t i = 0; i < net->links; i++) {
+        pthread_mutex_lock(&net->link[i]->lock);
+        gb_match_announce(&net->link[i]->match, group);
+        pthread_mutex_unlock(&net->link[i]->lock);
+    }
+    pthread_mutex_unlock(&net->lock);
+}
+
 void gb_net_cancel(struct gb_net *net, uint64_t group, int64_t seq)
 {
     if (gb_cancel_add(&net->cancelled, group, seq) != 0) abort(); /* late data of the group would be taken for new */

@@ -10,11 +10,11 @@
  * never holds up another one, and a lane's reader never stops.
  *
  * Threads.  *Engine role* (one thread at a time, changing over time; the caller serialises): gb_link_send,
- * gb_link_recv, gb_link_borrow, gb_link_return, gb_net_poll, gb_net_wait, gb_net_cancel.  Any thread: gb_net_wake,
- * gb_net_job, gb_link_ctrl, gb_link_get/put, gb_link_state.  Inside: one control thread (listener, handshakes,
- * heartbeats, control messages) and the I/O workers, which own the bulk lanes and run jobs.  The express lane (eager
- * messages, grants, credit) is read and written by the engine role itself, so a small message costs no thread switch.
- * Nothing here blocks but gb_net_wait (and open/close, bounded).
+ * gb_link_recv, gb_link_borrow, gb_link_return, gb_net_poll, gb_net_wait, gb_net_announce, gb_net_cancel.  Any thread:
+ * gb_net_wake, gb_net_job, gb_link_ctrl, gb_link_get/put, gb_link_state.  Inside: one control thread (listener,
+ * handshakes, heartbeats, control messages) and the I/O workers, which own the bulk lanes and run jobs.  The express
+ * lane (eager messages, grants, credit) is read and written by the engine role itself, so a small message costs no
+ * thread switch.  Nothing here blocks but gb_net_wait (and open/close, bounded).
  */
 #ifndef GB_TRANSPORT_NET_H
 #define GB_TRANSPORT_NET_H
@@ -175,6 +175,10 @@ int gb_net_poll(struct gb_net *net, struct gb_net_event *events, int max);
 /* Sleeps until there may be an event, gb_net_wake was called (also before), or `timeout_ns` passed. */
 void gb_net_wait(struct gb_net *net, int64_t timeout_ns);
 void gb_net_wake(struct gb_net *net);
+
+/* Brings GB_NET_UNEXPECTED for every P2P message of `group` that waits for its receive, once, in no order between
+ * messages: for a group whose peers may have sent before this process knew it.  Earlier events of it count no more. */
+void gb_net_announce(struct gb_net *net, uint64_t group);
 
 /* Runs fn(arg) on an I/O worker, then delivers GB_NET_DONE with `cookie`.  Any thread. */
 void gb_net_job(struct gb_net *net, void (*fn)(void *arg), void *arg, void *cookie);

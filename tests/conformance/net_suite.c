@@ -404,6 +404,34 @@ static void test_unexpected(void **state)
     rig_close(&rig);
 }
 
+/* What was announced can be announced anew, once whatever is queued, and without what has been received since. */
+static void test_announce(void **state)
+{
+    (void)state;
+    struct rig rig;
+    rig_open(&rig, 2, &options);
+    static uint8_t a[70000], b[70000];
+    static const uint64_t sizes[] = {0, 5, 8192, 70000};
+    struct rig_op s[5] = {0}, r[4] = {0};
+    const int *seen = &rig.net[1].seen[GB_NET_UNEXPECTED];
+    for (uint32_t i = 0; i < 4; i++) rig_send(&rig, 0, 1, rig_key(3, i, GB_XID_P2P | 42), a, sizes[i], &s[i]);
+    rig_send(&rig, 0, 1, rig_key(3, 4, 0), a, 5, &s[4]); /* of a collective */
+    rig_until(&rig, seen, 4, 5000);
+    for (int left = 4; left >= 0; left--) {
+        int before = *seen;
+        for (int k = 0; k < 3; k++) gb_net_announce(rig.net[1].net, 3);
+        gb_net_announce(rig.net[1].net, 4);
+        for (int k = 0; k < 20; k++) rig_poll(&rig);
+        assert_int_equal(*seen - before, left);
+        if (left == 0) break;
+        int i = 4 - left;
+        rig_recv(&rig, 1, 0, rig_key(3, (uint32_t)i, GB_XID_P2P | 42), b, sizes[i], &r[i]);
+        rig_until(&rig, &r[i].done, 1, 5000);
+        rig_until(&rig, &s[i].done, 1, 5000);
+    }
+    rig_close(&rig);
+}
+
 static void test_control_messages(void **state)
 {
     (void)state;
@@ -521,19 +549,11 @@ int main(int argc, char **argv)
     options.checksum = argc > 3;
     slow = argc > 2 && argv[2][0];
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_sizes),
-        cmocka_unit_test(test_storm),
-        cmocka_unit_test(test_many),
-        cmocka_unit_test(test_64_mib),
-        cmocka_unit_test(test_credit),
-        cmocka_unit_test(test_mismatch),
-        cmocka_unit_test(test_duplicate_key),
-        cmocka_unit_test(test_cancel),
-        cmocka_unit_test(test_three_nets),
-        cmocka_unit_test(test_unexpected),
-        cmocka_unit_test(test_control_messages),
-        cmocka_unit_test(test_jobs_and_wake),
-        cmocka_unit_test(test_goodbye),
+        cmocka_unit_test(test_sizes),         cmocka_unit_test(test_storm),    cmocka_unit_test(test_many),
+        cmocka_unit_test(test_64_mib),        cmocka_unit_test(test_credit),   cmocka_unit_test(test_mismatch),
+        cmocka_unit_test(test_duplicate_key), cmocka_unit_test(test_cancel),   cmocka_unit_test(test_three_nets),
+        cmocka_unit_test(test_unexpected),    cmocka_unit_test(test_announce), cmocka_unit_test(test_control_messages),
+        cmocka_unit_test(test_jobs_and_wake), cmocka_unit_test(test_goodbye),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -175,6 +175,45 @@ static void anyone_first(struct rank *rank, gpubridge_comm *comm)
     }
 }
 
+/* Returns when what rank 0 sent to rank 1 before this has arrived there: the link keeps the order, and whatever needs
+ * a grant is announced no later than the first of the two messages is done. */
+static void catch_up(struct rank *rank, void *comm)
+{
+    uint8_t byte = 0;
+    for (int k = 0; k < 2; k++)
+        finish(rank->rank == 0 ? post_send(comm, 1, 11, &byte, 1) : post_recv(comm, 0, 11, &byte, 1));
+}
+
+/* A fast member sends before a slow one has the group: small messages and announced ones wait for a receive from
+ * anyone all the same. */
+static void anyone_in_a_new_group(struct rank *rank, gpubridge_comm *old)
+{
+    enum { N = 6, MOST = 100000 };
+    static const int pair[] = {0, 1};
+    static uint8_t buffers[N][MOST];
+    gpubridge_request *requests[N];
+    if (rank->rank > 1) return;
+    gpubridge_comm *comm =
+        rank->rank == 0 ? rank_comm(rank, "new", pair, 2) : rank_late_comm(rank, "new", pair, 2, catch_up, old);
+    for (int k = 0; k < N; k++) {
+        uint64_t bytes = k & 1 ? MOST : 100;
+        if (rank->rank == 0) {
+            fill(buffers[k], bytes, 0, 1, k);
+            requests[k] = post_send(comm, 1, 5, buffers[k], bytes);
+            continue;
+        }
+        gpubridge_request *request = post_recv(comm, -1, 5, buffers[k], bytes);
+        EXPECT_OK(gpubridge_request_wait(request, 10 * S));
+        EXPECT(source_of(request) == 0, "message %d came from somebody else", k);
+        check(buffers[k], bytes, 0, 1, k);
+    }
+    if (rank->rank == 0) {
+        catch_up(rank, old);
+        for (int k = 0; k < N; k++) finish(requests[k]);
+    }
+    gpubridge_comm_destroy(comm);
+}
+
 static void outstanding(struct rank *rank, gpubridge_comm *comm)
 {
     enum { N = 300, MOST = 40000 };
@@ -284,6 +323,7 @@ static void body(struct rank *rank)
     anyone(rank, comm, 8, 100);
     anyone(rank, comm, 9, 20000);
     if (rank->size > 1) anyone_first(rank, comm);
+    if (rank->size > 1) anyone_in_a_new_group(rank, comm);
     outstanding(rank, comm);
     wrong_arguments(comm, rank->size);
     disagree_with_oneself(rank);

@@ -81,7 +81,8 @@ void rank_open(struct rank *rank)
     EXPECT_OK(gpubridge_context_create(&config, &rank->context));
 }
 
-int rank_try_comm(struct rank *rank, const char *name, const int *members, int count, gpubridge_comm **comm)
+static int make_comm(struct rank *rank, const char *name, const int *members, int count,
+                     void (*dawdle)(struct rank *rank, void *arg), void *arg, gpubridge_comm **comm)
 {
     int all[MAX_RANKS];
     for (int i = 0; i < rank->size; i++) all[i] = i;
@@ -102,7 +103,21 @@ int rank_try_comm(struct rank *rank, const char *name, const int *members, int c
         hellos[i] = board->slots[i].hello;
         bytes[i] = board->slots[i].bytes;
     }
+    if (dawdle) dawdle(rank, arg);
     return gpubridge_comm_create(rank->context, &config, hellos, bytes, comm);
+}
+
+int rank_try_comm(struct rank *rank, const char *name, const int *members, int count, gpubridge_comm **comm)
+{
+    return make_comm(rank, name, members, count, NULL, NULL, comm);
+}
+
+gpubridge_comm *rank_late_comm(struct rank *rank, const char *name, const int *members, int count,
+                               void (*dawdle)(struct rank *rank, void *arg), void *arg)
+{
+    gpubridge_comm *comm = NULL;
+    EXPECT_OK(make_comm(rank, name, members, count, dawdle, arg, &comm));
+    return comm;
 }
 
 gpubridge_comm *rank_comm(struct rank *rank, const char *name, const int *members, int count)

@@ -31,6 +31,9 @@ void rank_open(struct rank *rank);
 /* Makes a comm of `members` (ranks of the job, ascending or not; NULL: all).  Only members call it. */
 gpubridge_comm *rank_comm(struct rank *rank, const char *name, const int *members, int count);
 int rank_try_comm(struct rank *rank, const char *name, const int *members, int count, gpubridge_comm **comm);
+/* The same, with dawdle(rank, arg) between the exchange of the hellos and the making: the others may have the comm. */
+gpubridge_comm *rank_late_comm(struct rank *rank, const char *name, const int *members, int count,
+                               void (*dawdle)(struct rank *rank, void *arg), void *arg);
 /* All ranks of the job meet here (shared memory, not gpubridge). */
 void rank_meet(struct rank *rank);
 /* One word of shared memory per rank, for handing results to each other. */
