@@ -7,6 +7,7 @@
 
 #include "comm/context.h"
 
+#include <dirent.h>
 #include <signal.h>
 #include <string.h>
 #include <unistd.h>
@@ -194,6 +195,63 @@ static void measure(struct rank *rank)
     free(y);
 }
 
+/* ---- many groups ---- */
+
+static int count_lines(const char *path, const char *words)
+{
+    char line[512];
+    FILE *file = fopen(path, "r");
+    int n = 0;
+    if (!file) abort();
+    while (fgets(line, sizeof line, file)) n += strstr(line, words) != NULL;
+    fclose(file);
+    return n;
+}
+
+static int count_fds(void)
+{
+    DIR *dir = opendir("/proc/self/fd");
+    int n = 0;
+    if (!dir) abort();
+    while (readdir(dir)) n++;
+    closedir(dir);
+    return n;
+}
+
+/* The memory and its registration belong to the link, not to a group: groups come and go and share it. */
+static void many_groups(struct rank *rank)
+{
+    enum { GROUPS = SANITIZED ? 20 : 500 };
+    float *x = malloc(BYTES), *y = malloc(BYTES);
+    if (!x || !y) abort();
+    rank_open(rank);
+    gpubridge_comm *world = rank_comm(rank, "world", NULL, 0);
+    warm_up(rank, world, x, y);
+    const struct traffic before = traffic(rank, world);
+    const int maps = count_lines("/proc/self/maps", "gpubridge-staging"), fds = count_fds();
+    for (int g = 0; g < GROUPS; g++) {
+        char name[32];
+        snprintf(name, sizeof name, "group %d", g);
+        gpubridge_comm *comm = rank_comm(rank, name, NULL, 0);
+        for (uint32_t i = 0; i < 10000; i++) x[i] = (float)(i + (uint32_t)rank->rank);
+        EXPECT_OK(gpubridge_all_reduce(comm, x, x, 10000, GPUBRIDGE_F32, GPUBRIDGE_SUM, NULL, NULL));
+        for (uint32_t i = 0; i < 10000; i++) EXPECT(x[i] == (float)(2 * i + 1), "%s: element %u", name, i);
+        gpubridge_comm_destroy(comm);
+    }
+    const struct traffic after = traffic(rank, world);
+    EXPECT(after.lent - before.lent >= GROUPS * 40000ull, "only %llu bytes were lent in %d groups",
+           (unsigned long long)(after.lent - before.lent), GROUPS);
+    EXPECT(maps > 0 && count_lines("/proc/self/maps", "gpubridge-staging") == maps, "%d mappings, there were %d",
+           count_lines("/proc/self/maps", "gpubridge-staging"), maps);
+    EXPECT(count_fds() == fds, "%d descriptors, there were %d", count_fds(), fds);
+    if (rank->rank == 0) printf("%d groups: %d descriptors, %d mappings of staging throughout\n", GROUPS, fds, maps);
+    gpubridge_comm_destroy(world);
+    gpubridge_context_destroy(rank->context);
+    EXPECT(count_lines("/proc/self/maps", "gpubridge-staging") == 0, "staging is still mapped after the end");
+    free(x);
+    free(y);
+}
+
 /* ---- death ---- */
 
 static void die_reading(struct rank *rank)
@@ -278,6 +336,8 @@ int main(int argc, char **argv)
     setenv("GBEMU_FAIL", "hipHostRegister:0:1", 1);
     failed += run(0, "", 0, 120);
     unsetenv("GBEMU_FAIL");
+    layout = "many groups";
+    failed += ranks_run(2, NULL, "GPUBRIDGE_HOST_BYTES=0\nGPUBRIDGE_EMULATE=cuda,hip\n", 120, many_groups, layout);
     for (int k = 0; k < deaths; k++) {
         char settings[400];
         const size_t i = (size_t)k % n;
