@@ -180,6 +180,23 @@ static int check_copies(struct check *c)
     return rc;
 }
 
+/* In memory that processes of a host can share, where messages between their devices lie. */
+static int check_shared(struct check *c)
+{
+    void *a = NULL, *b = NULL;
+    struct gb_region region;
+    GB_TRY(gb_region_make(2ull * COPY_BYTES, &region));
+    int rc = gb_device_host_register(c->device, region.base, region.bytes), is_registered = !rc;
+    if (!rc) rc = gb_device_alloc(c->device, COPY_BYTES, &a);
+    if (!rc) rc = gb_device_alloc(c->device, COPY_BYTES, &b);
+    if (!rc) rc = compare_copies(c, region.base, a, b);
+    gb_device_free(c->device, b);
+    gb_device_free(c->device, a);
+    if (is_registered) gb_device_host_unregister(c->device, region.base);
+    gb_region_free(&region);
+    return rc;
+}
+
 /* What one stream has written another sees after an event, a hundred times around. */
 static int pass_around(struct check *c, void *other, void *const event[2], uint32_t *word, uint32_t *mem)
 {
@@ -439,6 +456,7 @@ static const struct {
 } checks[] = {
     {"driver", check_open, "nothing works on this device"},
     {"copies", check_copies, "nothing works on this device"},
+    {"shared", check_shared, "messages to other ranks of this host are copied by the processor"},
     {"events", check_events, "nothing works on this device"},
     {"flags", check_flags, "set GPUBRIDGE_GATE=off"},
     {"compiler", check_compiler, "sums are made in host memory, slower"},

@@ -14,7 +14,7 @@ import gpubridge._native as native
 import pytest
 
 COMMAND = [sys.executable, "-c", "from gpubridge.cli import main; main()", "doctor", "--device"]
-CHECKS = ["driver", "copies", "events", "flags", "compiler", "values", "messages", "poison", "collectives"]
+CHECKS = ["driver", "copies", "shared", "events", "flags", "compiler", "values", "messages", "poison", "collectives"]
 
 
 def doctor(out: Path, **extra: str) -> tuple[int, dict[str, Any], str]:
