@@ -232,7 +232,8 @@ struct gpubridge_codec_stats {
     uint64_t wire_bytes;        /* messages that carried them, without frame headers */
     uint64_t blocks;            /* encoded; values, for the casts */
     uint64_t saturated_blocks;  /* of these: a finite value was brought down to the largest the format has */
-    uint64_t not_finite_values; /* NaN and infinity in messages of this rank and in those that it received */
+    uint64_t not_finite_values; /* NaN and infinity that this rank encoded; from host memory, and with three islands and
+                                   more, also in the messages that it received */
     int32_t not_finite_rank;    /* member that sent the first, as all members come to know; -1 while none is known */
     uint32_t not_finite_seq;    /* number of that operation in the comm */
     uint64_t sampled_values;    /* whose error was measured: a few of one encoding in many, */

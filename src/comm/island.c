@@ -10,6 +10,8 @@
 #include <string.h>
 #include <sys/utsname.h>
 
+#define MEMORY_WAIT_NS 30000000000u /* for an operation to end, before the next is refused for want of memory */
+
 /* Default key: vendor and architecture, without the feature suffixes of an AMD target ("gfx90a:sramecc+"). */
 static void name_island(gpubridge_context *context, const char *vendor, const char *arch)
 {
@@ -39,7 +41,7 @@ static int open_launcher(gpubridge_context *context)
                        info->name);
     gb_device_set_cache(context->device, context->settings.cache_dir);
     GB_TRY(gb_launcher_open(context->device, gate, wake, context->net, &context->launcher));
-    gb_launcher_set_limit(context->launcher, context->settings.mem_bytes);
+    gb_launcher_set_limit(context->launcher, context->settings.mem_bytes, MEMORY_WAIT_NS);
     return 0;
 }
 

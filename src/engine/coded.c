@@ -182,7 +182,9 @@ void gb_coded_message(struct gb_op *op, const struct gb_step *step, const void *
         c->wire_bytes += step->bytes;
         pthread_mutex_unlock(&op->group->coded_lock);
     }
-    if (!op->dev || op->shadow || !codec) return;
+    /* The device counts what it encodes, and its rank tells the others.  Where results are encoded as well, whose NaN
+     * is told from that of their parts, the messages are looked at, which costs more than to send them. */
+    if (!op->dev || op->shadow || !op->xplan->plan->encodes_result) return;
     uint64_t wild = gb_codec_not_finite(codec, bytes, step->count);
     /* In a result that this rank folded and that no part explains, its own part, which was not sent, or the sum. */
     if (wild && step->final && (!is_send || is_wild(op)))
@@ -191,16 +193,13 @@ void gb_coded_message(struct gb_op *op, const struct gb_step *step, const void *
         note_sender(op, is_send ? op->group->rank : step->peer, wild);
 }
 
-/* What the device counted since it was asked last: of this operation, and of the beginnings of others in flight. */
-static void take_device_counts(struct gb_op *op, uint64_t fresh[GB_CODEC_STATS])
+/* What the device counted while it encoded for this operation. */
+static void take_device_counts(const struct gb_op *op, uint64_t found[GB_CODEC_STATS])
 {
-    struct gb_engine *engine = op->engine;
-    uint64_t now[GB_CODEC_STATS];
-    gb_launcher_coded(engine->config.launcher, now);
-    for (int i = 0; i < GB_CODEC_STATS; i++) {
-        fresh[i] = now[i] > engine->coded_seen[i] ? now[i] - engine->coded_seen[i] : 0;
-        engine->coded_seen[i] += fresh[i];
-    }
+    const struct gb_dev_counts *counts = &op->dev->counts;
+    for (int q = 0; q < GB_CODED_QUEUES; q++)
+        for (int i = 0; i < GB_CODEC_STATS && counts->queues >> q & 1; i++)
+            found[i] += ((const volatile uint64_t *)counts->host)[q * GB_CODEC_STATS + i];
 }
 
 void gb_coded_finished(struct gb_op *op)
@@ -211,6 +210,8 @@ void gb_coded_finished(struct gb_op *op)
     if (op->dev && !op->shadow && plan->codec) {
         const struct gb_dev_sample *sample = &op->dev->sample;
         take_device_counts(op, fresh);
+        if (fresh[GB_CODEC_NOT_FINITE] && !plan->encodes_result)
+            note_sender(op, op->group->rank, fresh[GB_CODEC_NOT_FINITE]);
         if (sample->count) measure(op, plan->steps + sample->step, sample->host, sample->count);
     }
     pthread_mutex_lock(&op->group->coded_lock);

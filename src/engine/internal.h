@@ -39,7 +39,6 @@ struct gb_engine {
     struct gb_op *staged; /* staged operations in flight, by staged_next */
     uint32_t bulk;        /* messages in flight that I/O workers move */
     uint64_t tick_ns;
-    uint64_t coded_seen[GB_CODEC_STATS]; /* the device's counts of encoding that operations have been given */
     struct gb_notify notify;
 };
 

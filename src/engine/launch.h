@@ -89,17 +89,16 @@ struct gb_launcher {
     void (*wake)(void *arg);
     void *wake_arg;
     struct gb_launch_pool mem, host, stage;
-    _Atomic uint64_t pool_bytes, pool_used, pool_limit; /* of all pools: reserved, in use, soft limit */
+    _Atomic uint64_t pool_bytes, pool_used, pool_limit, pool_wait_ns; /* of all pools: reserved, in use, soft limit */
     struct gb_module *module;
     void *reduce[GB_REDUCE_WAYS], *poison; /* kernels */
     struct gb_module *fetch_module;
     void *fetch;     /* kernel; NULL: none */
     void **borrowed; /* launcher thread: memory of peers that is registered here */
     uint32_t nborrowed, borrowed_capacity;
-    int told_foreign;     /* launcher thread: that a peer's memory cannot be registered */
-    int is_shared;        /* guarded by stage.lock: gb_launcher_share was called */
-    uint64_t *coded;      /* device memory: [GB_CODEC_STATS] what encoding met since the launcher opened, */
-    uint64_t *coded_seen; /* and a pinned copy, made at the end of every job with a codec */
+    int told_foreign; /* launcher thread: that a peer's memory cannot be registered */
+    int is_shared;    /* guarded by stage.lock: gb_launcher_share was called */
+    void *zeros;      /* pinned: what the counters of an operation begin with */
     pthread_t thread;
     pthread_mutex_t issuing;
     pthread_mutex_t lock;

@@ -1,11 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0
- * The launcher's memory: device scratch and pinned host memory, cut from slabs that stay until the launcher closes,
- * since freeing device memory waits for the whole device.  First fit, neighbours joined again.  Any thread.  Staging
- * that is shared comes from regions (launch_share.c). */
+ * The launcher's memory: device scratch and pinned host memory, cut from slabs that stay until the launcher closes, or
+ * the limit is reached, since freeing device memory waits for the whole device.  First fit, neighbours joined again.
+ * Any thread.  Staging that is shared comes from regions (launch_share.c). */
+#include "base/clock.h"
 #include "engine/launch.h"
 
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 
 #define ALIGNMENT      256u
 #define DEVICE_SLAB    (32u << 20)
@@ -123,30 +125,93 @@ static int add_slab(struct gb_launch_pool *pool, uint64_t bytes)
     return 0;
 }
 
-static void *pool_get(struct gb_launcher *launcher, struct gb_launch_pool *pool, uint64_t bytes)
+/* Gives back what lies unused, but for regions, which peers have mapped.  Freeing waits for the device: only where
+ * there is no other way to stay within the limit. */
+static void trim(struct gb_launcher *launcher, struct gb_launch_pool *pool)
+{
+    struct gb_device_saved saved;
+    struct pool_slab *unused = NULL;
+    pthread_mutex_lock(&pool->lock);
+    for (struct pool_slab **at = &pool->slabs; *at;) {
+        struct pool_slab *slab = *at;
+        if (slab->region.base || slab->blocks->uses || slab->blocks->next) {
+            at = &slab->next;
+            continue;
+        }
+        *at = slab->next;
+        slab->next = unused;
+        unused = slab;
+        atomic_fetch_sub(&launcher->pool_bytes, slab->bytes);
+    }
+    pthread_mutex_unlock(&pool->lock);
+    int entered = unused && gb_device_enter(pool->device, &saved) == 0;
+    while (unused) {
+        struct pool_slab *slab = unused;
+        unused = slab->next;
+        if (entered) slab_free_memory(pool, slab);
+        free(slab->blocks);
+        free(slab);
+    }
+    if (entered) gb_device_leave(pool->device, &saved);
+}
+
+/* May the pools grow by a slab?  With nothing in use they always may. */
+static int has_room(const struct gb_launcher *launcher, uint64_t slab)
+{
+    uint64_t limit = atomic_load(&launcher->pool_limit);
+    return !limit || atomic_load(&launcher->pool_bytes) + slab <= limit || !atomic_load(&launcher->pool_used);
+}
+
+static void *take_any(struct gb_launch_pool *pool, uint64_t bytes)
 {
     void *mem = NULL;
-    bytes = ROUND_UP(bytes ? bytes : 1, ALIGNMENT);
-    pthread_mutex_lock(&pool->lock);
     for (struct pool_slab *s = pool->slabs; s && !mem; s = s->next)
         if (!pool->net || s->region.base) mem = take(s, bytes);
-    if (!mem) {
-        uint64_t slab = ROUND_UP(bytes, pool->kind == GB_POOL_DEVICE || pool->net ? DEVICE_SLAB : HOST_SLAB);
-        uint64_t held = atomic_load(&launcher->pool_bytes), used = atomic_load(&launcher->pool_used);
-        uint64_t limit = atomic_load(&launcher->pool_limit);
-        if (limit && held + slab > limit && used)
-            (void)GB_FAIL(
-                GPUBRIDGE_ERR_NO_MEMORY,
-                "%llu bytes of %s memory do not fit beside %llu in use; raise GPUBRIDGE_MEM_BYTES (%llu) or keep fewer "
-                "operations in flight",
-                (unsigned long long)bytes, pool->kind == GB_POOL_DEVICE ? "device" : "pinned", (unsigned long long)used,
-                (unsigned long long)limit);
-        else if (add_slab(pool, slab) == 0) {
-            atomic_fetch_add(&launcher->pool_bytes, slab);
-            for (struct pool_slab *s = pool->slabs; s && !mem; s = s->next) mem = take(s, bytes);
-            if (!mem) (void)GB_FAIL(GPUBRIDGE_ERR_NO_MEMORY, "no memory to describe a block");
-        }
+    return mem;
+}
+
+/* Lock held. */
+static void *grow(struct gb_launcher *launcher, struct gb_launch_pool *pool, uint64_t bytes, uint64_t slab)
+{
+    void *mem = NULL;
+    if (add_slab(pool, slab)) return NULL;
+    atomic_fetch_add(&launcher->pool_bytes, slab);
+    for (struct pool_slab *s = pool->slabs; s && !mem; s = s->next) mem = take(s, bytes);
+    if (!mem) (void)GB_FAIL(GPUBRIDGE_ERR_NO_MEMORY, "no memory to describe a block");
+    return mem;
+}
+
+/* Operations that end give memory back: worth a wait before an operation is refused for want of it. */
+static void *pool_get(struct gb_launcher *launcher, struct gb_launch_pool *pool, uint64_t bytes)
+{
+    const struct timespec nap = {.tv_nsec = 200000};
+    uint64_t give_up_ns = 0;
+    bytes = ROUND_UP(bytes ? bytes : 1, ALIGNMENT);
+    pthread_mutex_lock(&pool->lock);
+    const uint64_t slab = ROUND_UP(bytes, pool->kind == GB_POOL_DEVICE || pool->net ? DEVICE_SLAB : HOST_SLAB);
+    void *mem = take_any(pool, bytes);
+    while (!mem && !has_room(launcher, slab)) {
+        const uint64_t now = gb_now_ns();
+        if (!give_up_ns) give_up_ns = now + atomic_load(&launcher->pool_wait_ns);
+        if (now > give_up_ns) break;
+        pthread_mutex_unlock(&pool->lock);
+        trim(launcher, &launcher->mem);
+        trim(launcher, &launcher->host);
+        trim(launcher, &launcher->stage);
+        nanosleep(&nap, NULL);
+        pthread_mutex_lock(&pool->lock);
+        mem = take_any(pool, bytes);
     }
+    if (!mem && has_room(launcher, slab))
+        mem = grow(launcher, pool, bytes, slab);
+    else if (!mem)
+        (void)GB_FAIL(GPUBRIDGE_ERR_NO_MEMORY,
+                      "%llu bytes of %s memory do not fit beside %llu in use, and %u s have brought none; raise "
+                      "GPUBRIDGE_MEM_BYTES (%llu) or keep fewer operations in flight",
+                      (unsigned long long)bytes, pool->kind == GB_POOL_DEVICE ? "device" : "pinned",
+                      (unsigned long long)atomic_load(&launcher->pool_used),
+                      (unsigned)(atomic_load(&launcher->pool_wait_ns) / 1000000000u),
+                      (unsigned long long)atomic_load(&launcher->pool_limit));
     if (mem) atomic_fetch_add(&launcher->pool_used, bytes);
     pthread_mutex_unlock(&pool->lock);
     return mem;
@@ -197,9 +262,10 @@ static void pool_put(struct gb_launcher *launcher, struct gb_launch_pool *pool, 
     pool_use(launcher, pool, mem, -1);
 }
 
-void gb_launcher_set_limit(struct gb_launcher *launcher, uint64_t bytes)
+void gb_launcher_set_limit(struct gb_launcher *launcher, uint64_t bytes, uint64_t wait_ns)
 {
     atomic_store(&launcher->pool_limit, bytes);
+    atomic_store(&launcher->pool_wait_ns, wait_ns);
 }
 
 void *gb_launcher_mem(struct gb_launcher *launcher, uint64_t bytes)

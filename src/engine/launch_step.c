@@ -189,6 +189,18 @@ static int take_sample(struct gb_launcher *launcher, struct gb_job *job, const s
     return gb_stream_copy(launcher->device, sample->host, sample->device, args.count * sizeof(float), stream);
 }
 
+/* The row of counters of a stream, zeroed before its first use. */
+static int count_into(struct gb_launcher *launcher, struct gb_job *job, int queue, void *stream, uint64_t **row)
+{
+    struct gb_dev_counts *counts = &job->op->counts;
+    if (!counts->device) return 0;
+    *row = counts->device + (size_t)queue * GB_CODEC_STATS;
+    if (counts->queues >> queue & 1) return 0;
+    counts->queues |= (uint8_t)(1 << queue);
+    job->set->issued[queue]++;
+    return gb_stream_copy(launcher->device, *row, launcher->zeros, GB_CODEC_STATS * sizeof **row, stream);
+}
+
 static int issue_reduce(struct gb_launcher *launcher, struct gb_job *job, const struct gb_step *step, void *stream)
 {
     const struct gb_dev_op *op = job->op;
@@ -204,7 +216,7 @@ static int issue_reduce(struct gb_launcher *launcher, struct gb_job *job, const 
     args.codec = op->plan->codec;
     args.dst_is_acc = step->dst_is_acc;
     args.dst_is_enc = step->dst_is_enc;
-    args.stats = step->dst_is_enc ? launcher->coded : NULL;
+    if (step->dst_is_enc) GB_TRY(count_into(launcher, job, gb_launch_queue(step), stream, &args.stats));
     for (uint32_t k = 0; k < step->nparts; k++) {
         const struct gb_part *part = &op->plan->parts[step->part + k];
         args.src[k] = address(op, &part->ref);
@@ -370,9 +382,9 @@ static int end(struct gb_launcher *launcher, struct gb_job *job)
     void *const stream = job->set->stream[QUEUE_IN];
     GB_TRY(begin(launcher, job, QUEUE_IN));
     GB_TRY(join(launcher, job));
-    if (op->plan->codec) {
-        const uint64_t bytes = GB_CODEC_STATS * sizeof *launcher->coded;
-        GB_TRY(gb_stream_copy(launcher->device, launcher->coded_seen, launcher->coded, bytes, stream));
+    if (op->counts.queues) {
+        const uint64_t bytes = GB_CODED_QUEUES * GB_CODEC_STATS * sizeof *op->counts.host;
+        GB_TRY(gb_stream_copy(launcher->device, op->counts.host, op->counts.device, bytes, stream));
         job->set->issued[QUEUE_IN]++;
     }
     GB_TRY(poison(launcher, job));

@@ -46,7 +46,7 @@ static int warm_up(struct gb_launcher *launcher)
     if (launcher->fetch) GB_TRY(gb_stream_launch(device, stream, launcher->fetch, 1, 32, fetch));
     GB_TRY(gb_stream_copy(device, word, scrap, sizeof(uint32_t), stream));
     GB_TRY(gb_stream_copy(device, scrap, word, sizeof(uint32_t), stream));
-    GB_TRY(gb_stream_copy(device, launcher->coded, launcher->coded_seen, CODED_BYTES, stream));
+    GB_TRY(gb_stream_copy(device, scrap, launcher->zeros, sizeof(uint32_t), stream));
     if (launcher->gated) {
         GB_TRY(gb_stream_write_flag(device, stream, word, 1));
         GB_TRY(gb_stream_wait_flag(device, stream, word, 1));
@@ -85,12 +85,9 @@ static int open_device(struct gb_launcher *launcher)
         GB_WARN("sums are made in host memory, far slower, since the kernels could not be compiled: %s", gb_err_text());
     else if (load_fetch(launcher) != 0)
         GB_WARN("messages of peers on this host are copied: %s", gb_err_text());
-    void *coded = NULL;
-    launcher->coded_seen = gb_launch_keep(launcher, CODED_BYTES);
-    if (!launcher->coded_seen) return GPUBRIDGE_ERR_NO_MEMORY;
-    memset(launcher->coded_seen, 0, CODED_BYTES);
-    GB_TRY(gb_device_alloc(launcher->device, CODED_BYTES, &coded));
-    launcher->coded = coded;
+    launcher->zeros = gb_launch_keep(launcher, CODED_BYTES);
+    if (!launcher->zeros) return GPUBRIDGE_ERR_NO_MEMORY;
+    memset(launcher->zeros, 0, CODED_BYTES);
     return warm_up(launcher);
 }
 
@@ -103,8 +100,7 @@ static void close_device(struct gb_launcher *launcher)
     }
     gb_launch_events_fini(launcher);
     gb_launch_share_fini(launcher);
-    gb_launch_unkeep(launcher, launcher->coded_seen, CODED_BYTES);
-    if (launcher->coded) gb_device_free(launcher->device, launcher->coded);
+    gb_launch_unkeep(launcher, launcher->zeros, CODED_BYTES);
     gb_module_destroy(launcher->device, launcher->fetch_module);
     gb_module_destroy(launcher->device, launcher->module);
     gb_launch_pool_fini(&launcher->stage);
@@ -527,9 +523,4 @@ void gb_launcher_drop_set(struct gb_launcher *launcher, uint32_t set)
     if (!drop) return; /* the streams stay until the launcher closes */
     *drop = (struct drop){launcher, set};
     gb_launcher_call(launcher, drop_set, drop);
-}
-
-void gb_launcher_coded(const struct gb_launcher *launcher, uint64_t counts[GB_CODEC_STATS])
-{
-    for (int i = 0; i < GB_CODEC_STATS; i++) counts[i] = *(volatile const uint64_t *)(launcher->coded_seen + i);
 }

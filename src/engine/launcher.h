@@ -34,6 +34,14 @@ struct gb_dev_sample {
     uint32_t step, count; /* filled by the launcher: who encodes them, how many there are; 0: none */
 };
 
+#define GB_CODED_QUEUES 3 /* streams of an operation that may encode */
+
+/* What encoding met, by stream: counters of their own for every operation, so that a NaN is no other one's. */
+struct gb_dev_counts {
+    uint64_t *device, *host; /* [GB_CODED_QUEUES][GB_CODEC_STATS] scratch and pinned; NULL without a codec */
+    uint8_t queues;          /* filled by the launcher: bit q, row q counts */
+};
+
 struct gb_dev_op {
     /* filled by the engine before start, constant until finished */
     const struct gb_plan *plan;
@@ -49,6 +57,7 @@ struct gb_dev_op {
                            of streams per group, made at its first operation, so groups never stand behind each other) */
     void *ready;        /* event from gb_launcher_record on the caller's stream, or NULL */
     struct gb_dev_sample sample;
+    struct gb_dev_counts counts;
     _Atomic uint32_t *flags; /* [nsteps + 1] pinned, zeroed; [nsteps]: everything on the device is finished */
     /* Messages that may lie elsewhere than in buf[HOST].  landing[i] of a RECV: the COPY that takes it to the device,
      * of that COPY: the RECV, else GB_NO_STEP; NULL: there are none. */
@@ -73,8 +82,9 @@ int gb_launcher_has_kernels(const struct gb_launcher *launcher);
 int gb_launcher_is_gated(const struct gb_launcher *launcher);
 /* Joins the thread; operations must have finished or been aborted. */
 void gb_launcher_close(struct gb_launcher *launcher);
-/* All pools together grow to this and not further (GPUBRIDGE_MEM_BYTES), unless nothing is in use. */
-void gb_launcher_set_limit(struct gb_launcher *launcher, uint64_t bytes);
+/* All pools together grow to this and not further (GPUBRIDGE_MEM_BYTES), unless nothing is in use; who wants more waits
+ * up to `wait_ns` for operations that end. */
+void gb_launcher_set_limit(struct gb_launcher *launcher, uint64_t bytes, uint64_t wait_ns);
 /* Pools: device scratch and pinned host memory (flags, staging).  Any thread but the engine role, since growing is a
  * driver call; NULL with an error text when exhausted.  Giving back (NULL is fine) is none. */
 void *gb_launcher_mem(struct gb_launcher *launcher, uint64_t bytes);
@@ -114,10 +124,6 @@ int gb_launcher_wait_stream(struct gb_launcher *launcher, struct gb_dev_op *op, 
 /* Engine: after flags[nsteps] was seen, or for an operation that was never started: gives its events and state back.
  * The launcher does not touch `op` any more. */
 void gb_launcher_release(struct gb_launcher *launcher, struct gb_dev_op *op);
-
-/* Engine: what encoding has met on this device, counted since the launcher opened, when the last operation that used a
- * codec ended. */
-void gb_launcher_coded(const struct gb_launcher *launcher, uint64_t counts[GB_CODEC_STATS]);
 
 /* Engine: the streams of a set are not needed any more (none of its operations is in flight). */
 void gb_launcher_drop_set(struct gb_launcher *launcher, uint32_t set);

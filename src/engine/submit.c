@@ -198,13 +198,19 @@ static int op_memory(struct gb_op *op, const struct gb_plan *plan, int staged)
         for (uint32_t i = 0; i <= plan->nsteps; i++) atomic_store_explicit(&op->dev->flags[i], 0, memory_order_relaxed);
         for (size_t i = 0; i < where_bytes / sizeof(uint64_t); i++)
             atomic_store_explicit(&op->dev->where[i], 0, memory_order_relaxed);
-        const uint64_t sample = sample_bytes(op, plan), dev = plan->dev_bytes + sample,
-                       host = plan->host_bytes + sample;
+        const uint64_t counts = plan->codec ? GB_CODED_QUEUES * GB_CODEC_STATS * sizeof(uint64_t) : 0;
+        const uint64_t sample = sample_bytes(op, plan), dev_end = (plan->dev_bytes + sample + 15) & ~15ull,
+                       host_end = (plan->host_bytes + sample + 15) & ~15ull, dev = dev_end + counts,
+                       host = host_end + counts;
         if (dev && !(op->dev_mem = gb_launcher_mem(launcher, dev))) return GPUBRIDGE_ERR_NO_MEMORY;
         if (host && !(op->host_mem = gb_launcher_stage(launcher, host))) return GPUBRIDGE_ERR_NO_MEMORY;
         if (sample) {
             op->dev->sample.device = (void *)((char *)op->dev_mem + plan->dev_bytes);
             op->dev->sample.host = (void *)((char *)op->host_mem + plan->host_bytes);
+        }
+        if (counts) {
+            op->dev->counts.device = (void *)((char *)op->dev_mem + dev_end);
+            op->dev->counts.host = (void *)((char *)op->host_mem + host_end);
         }
     }
     op->buf[GB_BUF_DEV] = op->dev_mem;

@@ -147,6 +147,9 @@ int gb_plan_build(const struct gb_topo *topo, const struct gb_plan_spec *spec, u
     place_scratch(&b);
     b.plan->takes_turn = topo->vendor[b.isl] && !flat;
     b.plan->codec = b.codec;
+    for (uint32_t i = 0; i < b.plan->nsteps; i++)
+        b.plan->encodes_result |=
+            b.plan->steps[i].kind == GB_STEP_REDUCE && b.plan->steps[i].dst_is_enc && b.plan->steps[i].final;
     b.plan->hash = gb_spec_hash(topo, spec);
     uint64_t in, out;
     gb_plan_user_bytes(topo, spec, rank, &in, &out);

@@ -106,6 +106,7 @@ struct gb_plan {
     uint32_t hash;           /* of spec and topology: equal on all ranks or the operation is refused */
     uint8_t codec;           /* enum gb_codec of all messages that cross islands */
     uint8_t flat;            /* the one-round form */
+    uint8_t encodes_result;  /* this rank encodes sums that are final, of messages from three islands and more */
     uint8_t uses_vendor;     /* has VENDOR steps on this rank */
     uint8_t takes_turn;      /* not flat, on a rank of a vendor island: equal on all such ranks */
 };

@@ -346,6 +346,18 @@ static void test_capture_is_refused(void **state)
     rig_close(&rig);
 }
 
+static void *give_back_soon(void *arg)
+{
+    struct {
+        struct gb_launcher *launcher;
+        void *mem;
+    } *give = arg;
+    const struct timespec nap = {.tv_nsec = 20000000};
+    nanosleep(&nap, NULL);
+    gb_launcher_mem_free(give->launcher, give->mem);
+    return NULL;
+}
+
 static void test_pools(void **state)
 {
     (void)state;
@@ -354,7 +366,7 @@ static void test_pools(void **state)
     void *mem[N];
     rig_open(&rig, "N", 1);
     struct gb_launcher *l = rig.rank[0].launcher;
-    gb_launcher_set_limit(l, 100u << 20);
+    gb_launcher_set_limit(l, 100u << 20, 100000000u);
     for (int i = 0; i < N; i++) {
         mem[i] = gb_launcher_mem(l, 1000 * (uint64_t)(i + 1));
         assert_non_null(mem[i]);
@@ -369,9 +381,28 @@ static void test_pools(void **state)
     assert_null(gb_launcher_mem(l, 90u << 20));
     assert_non_null(strstr(gb_err_text(), "GPUBRIDGE_MEM_BYTES"));
     gb_launcher_mem_free(l, whole);
-    void *large = gb_launcher_mem(l, 120u << 20); /* nothing is in use: the limit gives way */
+    void *large = gb_launcher_mem(l, 128u << 20); /* nothing is in use: the limit gives way */
     assert_non_null(large);
+    /* What lies unused beside something in use makes room for something else. */
+    whole = gb_launcher_mem(l, 1000);
     gb_launcher_mem_free(l, large);
+    void *pinned = gb_launcher_host(l, 40u << 20);
+    assert_non_null(pinned);
+    /* Somebody gives back what is missing. */
+    gb_launcher_set_limit(l, 100u << 20, 60000000000u);
+    large = gb_launcher_mem(l, 20u << 20);
+    struct {
+        struct gb_launcher *launcher;
+        void *mem;
+    } give = {l, large};
+    pthread_t thread;
+    assert_int_equal(pthread_create(&thread, NULL, give_back_soon, &give), 0);
+    large = gb_launcher_mem(l, 30u << 20);
+    assert_non_null(large);
+    assert_int_equal(pthread_join(thread, NULL), 0);
+    gb_launcher_mem_free(l, large);
+    gb_launcher_mem_free(l, whole);
+    gb_launcher_host_free(l, pinned);
     rig_close(&rig);
 }
 
