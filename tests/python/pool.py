@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Ranks as long-lived processes: torch is imported and the process group made once, then many cases run inside.
+"""Ranks as long-lived processes: the process group is made once, then many cases run inside.  They are forks of one
+process that has imported torch, which is most of what starting a rank costs.
 
 A case is a function `case(me: Rank, *args)` of an importable module; `Pool.run` calls it on all ranks at once and
 returns what each returned.  A case that fails or hangs breaks its pool, and the next user gets a fresh one.  With
@@ -8,8 +9,11 @@ GPUBRIDGE_TEST_BACKEND=gloo the same cases run on Gloo, which checks the cases t
 
 from __future__ import annotations
 
+import atexit
+import json
 import os
 import secrets
+import signal
 import socket
 import subprocess
 import sys
@@ -72,13 +76,67 @@ class PoolError(AssertionError):
     """A case failed; the text holds what every rank said."""
 
 
+class Seed:
+    """The process that forks workers: one for all pools of this process, started by the first of them."""
+
+    started: Seed | None = None
+
+    def __init__(self) -> None:
+        command, pipe = [sys.executable, "-u", "-X", "faulthandler", str(HERE / "pool.py")], subprocess.PIPE
+        env = dict(os.environ, OMP_NUM_THREADS="1")
+        self.process = subprocess.Popen(command, env=env, stdin=pipe, stdout=pipe, text=True)
+        atexit.register(self.close)
+
+    @classmethod
+    def get(cls) -> Seed:
+        if cls.started is None or cls.started.process.poll() is not None:
+            cls.started = Seed()
+        return cls.started
+
+    def ask(self, **request: Any) -> Any:
+        assert self.process.stdin is not None and self.process.stdout is not None
+        self.process.stdin.write(json.dumps(request) + "\n")
+        self.process.stdin.flush()
+        if answer := self.process.stdout.readline():
+            return json.loads(answer)
+        raise PoolError(f"the process that forks workers ended with code {self.process.wait()}")
+
+    def close(self) -> None:
+        assert self.process.stdin is not None
+        self.process.stdin.close()
+        self.process.wait()
+
+
+class Worker:
+    """One fork of the seed."""
+
+    def __init__(self, env: dict[str, str], log: str) -> None:
+        self.seed = Seed.get()
+        self.pid: int = self.seed.ask(env=env, log=log)
+        self.returncode: int | None = None
+
+    def poll(self) -> int | None:
+        """The exit code, as soon as there is one."""
+        if self.returncode is None:
+            self.returncode = self.seed.ask(poll=self.pid)
+        return self.returncode
+
+    def end(self, seconds: float) -> None:
+        """Waits for the end, and brings it about after `seconds`."""
+        limit = time.monotonic() + seconds
+        while self.poll() is None:
+            if time.monotonic() > limit:
+                os.kill(self.pid, signal.SIGKILL)  # not reaped before poll() says so: no other process has this number
+            time.sleep(0.005)
+
+
 @dataclass
 class Pool:
     """`layout.size` worker processes."""
 
     layout: Layout
     extra: dict[str, str] = field(default_factory=dict)
-    processes: list[subprocess.Popen[bytes]] = field(default_factory=list)
+    processes: list[Worker] = field(default_factory=list)
     links: list[Connection] = field(default_factory=list)
     broken: bool = False
 
@@ -92,9 +150,7 @@ class Pool:
                 env.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=port, OMP_NUM_THREADS="1", **self.layout.environment())
                 env.update(POOL_ADDRESS=address, POOL_KEY=key.hex(), POOL_ISLANDS=",".join(self.layout.islands))
                 env.update(self.extra)
-                with open(self._log(rank), "wb") as log:
-                    command = [sys.executable, "-u", "-X", "faulthandler", str(HERE / "pool.py")]
-                    self.processes.append(subprocess.Popen(command, env=env, stdout=log, stderr=log))
+                self.processes.append(Worker(env, self._log(rank)))
             links: dict[int, Connection] = {}
             for _ in self.processes:
                 self._await_connection(listener)
@@ -160,11 +216,7 @@ class Pool:
             except OSError:
                 pass
         for process in self.processes:
-            try:
-                process.wait(0.1 if self.broken else 20)
-            except subprocess.TimeoutExpired:
-                process.kill()
-                process.wait()
+            process.end(0.1 if self.broken else 20)
         for link in self.links:
             link.close()
         self.broken = True
@@ -216,8 +268,7 @@ def worker() -> None:
 def join(rank: int) -> Rank:
     import torch.distributed as dist
 
-    if BACKEND == "gpubridge":
-        import gpubridge.torch  # noqa: F401
+    dist.set_debug_level_from_env()  # `import torch.distributed` did, before the fork
     dist.init_process_group(BACKEND)
     reference = dist.new_group(backend="gloo")
     return Rank(rank, dist.get_world_size(), os.environ["POOL_ISLANDS"].split(","), reference)
@@ -242,6 +293,40 @@ def leave() -> None:
         dist.destroy_process_group()
 
 
+# ---- the seed ----
+
+
+def become_worker(env: dict[str, str], log: str) -> None:
+    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+    for fd in (1, 2):
+        os.dup2(os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND), fd)
+    os.closerange(3, 64)
+    os.environ.clear()
+    os.environ.update(env)
+
+
+def serve() -> bool:
+    """Forks workers and tells how they ended, a line for a line.  True in a worker, False at the end of requests."""
+    import torch.distributed.fsdp
+    import torch.utils.data  # noqa: F401
+
+    if BACKEND == "gpubridge":
+        import gpubridge.torch  # noqa: F401
+    for line in iter(sys.stdin.readline, ""):
+        request = json.loads(line)
+        if "poll" in request:
+            pid, status = os.waitpid(request["poll"], os.WNOHANG)
+            print(json.dumps(os.waitstatus_to_exitcode(status) if pid else None), flush=True)
+            continue
+        child = os.fork()
+        if child == 0:
+            become_worker(**request)
+            return True
+        print(json.dumps(child), flush=True)
+    return False
+
+
 if __name__ == "__main__":
     sys.modules["pool"] = sys.modules["__main__"]
-    worker()
+    if serve():
+        worker()
