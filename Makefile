@@ -6,16 +6,18 @@ PY := .venv/bin/python
 export PATH := $(CURDIR)/.venv/bin:$(PATH)
 TESTLOG ?= build/meson-logs/testlog.json
 PYTEST_XML ?= build/pytest.xml
+PYTEST_TESTS ?= tests
 SOURCES = $(shell git ls-files '*.c' '*.h')
 
-.PHONY: help setup build demo test test-c test-python gpu-test wheel bench parity conformance kills nightly kernels-nvrtc \
+.PHONY: help setup build demo test test-c test-python gpu-test wheel bench parity conformance values kills nightly kernels-nvrtc \
 	codec-oracle codec-vectors \
 	docs fmt lint clean test-frameworks torch-suite loss-parity
 
 help:
 	@echo "make demo    train a language model on 2 + 2 emulated GPUs, then compare with a single process"
 	@echo "make test    C and Python tests"
-	@echo "make conformance    10,000 random cases by value; make kills: 100 random deaths; make nightly: beyond 2^31 elements"
+	@echo "make conformance    10,000 random cases by value; make kills: 120 random deaths; make nightly: beyond 2^31 elements"
+	@echo "make values  every collective, dtype, size and codec by value instead of a sample; 40,000 simulated worlds"
 	@echo "make gpu-test   on a machine with GPUs and a PyTorch for them: values, lifetimes, stress, figures against the kept ones"
 	@echo "make wheel   one wheel for any Python in dist/, tried in a fresh environment"
 	@echo "make torch-suite  torch's own distributed tests on Gloo and here (an hour), into docs/compatibility.md"
@@ -44,7 +46,7 @@ test-c: setup
 	meson test -C build --no-rebuild --print-errorlogs
 
 test-python: setup
-	timeout 1500 $(PY) -m pytest tests -q --junitxml=$(PYTEST_XML) $(PYTEST_ARGS)
+	timeout 1500 $(PY) -m pytest $(PYTEST_TESTS) -q --junitxml=$(PYTEST_XML) $(PYTEST_ARGS)
 
 # Not .venv, whose PyTorch has no GPU: the python3 of the machine.
 gpu-test: build
@@ -71,12 +73,18 @@ bench: setup
 parity: setup
 	@$(PY) bench/parity.py $(PARITY_ARGS)
 
-# Longer than continuous integration has time for; each can be stopped and resumed.
+# Longer than continuous integration has time for; conformance and the kills of the matrix can be stopped and resumed.
 conformance: setup
 	$(PY) tests/python/conformance.py --cases 10000 --emulated --state build/conformance.json $(CONFORMANCE_ARGS)
 
 kills: setup
 	$(PY) tests/multi/kill_matrix.py --kills 100 --state build/kills.jsonl $(KILLS_ARGS)
+	$(PY) tests/multi/kill_random.py --runs 20 --emulate cuda,cuda,hip,hip
+
+values: setup
+	GB_TEST_FULL=1 meson test -C build --no-rebuild --print-errorlogs --timeout-multiplier 0 values emulated_values compress \
+	    compress_emulated
+	GB_SIM_CASES=40000 meson test -C build --no-rebuild --print-errorlogs --timeout-multiplier 0 --suite sim
 
 nightly: setup
 	GB_TEST_NIGHTLY=1 timeout 3600 $(PY) -m pytest tests/python/test_huge.py -q -s

@@ -371,7 +371,7 @@ static void first_round(struct rank *rank, gpubridge_comm *const *comms, gpubrid
 
 static void first_uses_body(struct rank *rank)
 {
-    const int rounds = SANITIZED ? 3 : 8;
+    const int rounds = SHORT ? 3 : 8;
     for (int round = 0; round < rounds; round++) {
         gpubridge_comm *comms[FIRST_GROUPS] = {NULL}, *talk = NULL;
         char name[32];

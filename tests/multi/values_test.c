@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  * Every collective by value between islands of CPU ranks, in every layout; and once more with chunks so small that the
- * pipelines of large messages run at small counts.  GB_TEST_FULL=1 runs every case instead of a sample,
+ * pipelines of large messages run at small counts.  GB_TEST_FULL=1 (make values) runs every case instead of a sample,
  * GB_TEST_ONLY one layout. */
 #include "values.h"
 
@@ -58,11 +58,11 @@ int main(void)
     static const uint64_t chunked[] = {1, 1023, 1024, 1025, 5000, 10007};
     const struct values_plan whole = {.counts = counts,
                                       .ncounts = sizeof counts / sizeof *counts,
-                                      .stride = 11 * SANITIZED_FACTOR,
+                                      .stride = 23 * SANITIZED_FACTOR,
                                       .large = 1000003,
-                                      .large_stride = 29 * SANITIZED_FACTOR};
+                                      .large_stride = 41 * SANITIZED_FACTOR};
     const struct values_plan pipelined = {
-        .counts = chunked, .ncounts = sizeof chunked / sizeof *chunked, .stride = 23 * SANITIZED_FACTOR};
+        .counts = chunked, .ncounts = sizeof chunked / sizeof *chunked, .stride = 47 * SANITIZED_FACTOR};
     int failed = run(&whole, NULL);
     failed += run(&pipelined, "GPUBRIDGE_FLAT_BYTES=0\nGPUBRIDGE_CHUNK_BYTES=4096\n");
     printf("%s\n", failed ? "FAILED" : "ok");

@@ -6,7 +6,7 @@ Every rank derives a case from (seed, number) alone, runs it, and compares its r
 (reference.py).  Cases run in chunks of one island layout; `--state FILE` remembers finished chunks, so a long run can
 be stopped and resumed.  The last line is "N cases, W wrong, H hung", and the exit code 1 unless W and H are 0.
 
-usage: conformance.py [--cases 10000] [--seed 1] [--state FILE] [--emulated] [--chunk-limit SECONDS]
+usage: conformance.py [--cases 10000] [--seed 1] [--state FILE] [--emulated] [--chunk 200] [--chunk-limit SECONDS]
 """
 
 from __future__ import annotations
@@ -246,13 +246,15 @@ def case_chunk(me: Rank, seed: int, first: int, count: int) -> tuple[int, list[s
     return done, wrong
 
 
-def read_state(path: Path | None, seed: int, layouts: int) -> dict[str, Any]:
-    state: dict[str, Any] = {"seed": seed, "layouts": layouts, "chunks": [], "wrong": 0, "hung": 0}
+def read_state(path: Path | None, seed: int, layouts: int, chunk: int) -> dict[str, Any]:
+    state: dict[str, Any] = {"seed": seed, "layouts": layouts, "chunk": chunk, "chunks": [], "wrong": 0, "hung": 0}
     if path is not None and path.exists():
         found: dict[str, Any] = json.loads(path.read_text())
-        if (found["seed"], found["layouts"]) != (seed, layouts):
+        made_by = found["seed"], found["layouts"], found.setdefault("chunk", CHUNK)
+        if made_by != (seed, layouts, chunk):
             raise SystemExit(
-                f"{path} belongs to seed {found['seed']} on {found['layouts']} layouts: use another --state"
+                f"{path} belongs to seed {made_by[0]} on {made_by[1]} layouts in chunks of {made_by[2]}: "
+                "use another --state"
             )
         return found
     return state
@@ -272,13 +274,15 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--state", type=Path)
     parser.add_argument("--emulated", action="store_true", help="also on emulated vendors")
+    parser.add_argument("--chunk", type=int, default=CHUNK, help="cases before the next layout has its turn")
     parser.add_argument("--chunk-limit", type=float, default=600, help="seconds after which a chunk counts as hung")
     options = parser.parse_args()
     layouts = list(CPU)
     for place, layout in enumerate(EMULATED if options.emulated else []):
         layouts.insert(2 * place + 1, layout)  # a short run meets them too
-    state = read_state(options.state, options.seed, len(layouts))
-    chunks = [(first, min(CHUNK, options.cases - first)) for first in range(0, options.cases, CHUNK)]
+    state = read_state(options.state, options.seed, len(layouts), options.chunk)
+    step = options.chunk
+    chunks = [(first, min(step, options.cases - first)) for first in range(0, options.cases, step)]
     start, pool = time.monotonic(), None
     # One layout after the other, so that each pool of processes is started once.
     order = sorted(range(len(chunks)), key=lambda number: number % len(layouts))

@@ -199,7 +199,7 @@ def test_bad_settings_are_one_clear_error(name: str, value: str, word: str) -> N
     body = """
     from datetime import timedelta
     try:
-        dist.init_process_group("gpubridge", timeout=timedelta(seconds=20))
+        dist.init_process_group("gpubridge", timeout=timedelta(seconds=10))
     except dist.DistBackendError as error:
         print("said:", error)
         os._exit(0)  # the others wait for this rank, and their launcher would end them

@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,11 @@ def run(*arguments: str, **extra: str) -> subprocess.CompletedProcess[str]:
     env = {k: v for k, v in os.environ.items() if k not in ("RANK", "WORLD_SIZE", "LOCAL_RANK")}
     env.update(OMP_NUM_THREADS="1", GPUBRIDGE_EMULATE="", **extra)
     return subprocess.run([sys.executable, SCRIPT, *arguments], env=env, capture_output=True, text=True, timeout=200)
+
+
+def run_side_by_side(*commands: tuple[str, ...]) -> list[subprocess.CompletedProcess[str]]:
+    with ThreadPoolExecutor() as threads:
+        return list(threads.map(lambda arguments: run(*arguments), commands))
 
 
 def start_pair(*arguments: str, **extra: str) -> list[subprocess.Popen[str]]:
@@ -47,13 +53,10 @@ def test_bad_data_is_one_line(tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     (tmp_path / "short.txt").write_text("too short")
     (tmp_path / "bytes").write_bytes(b"\0" * 100000)
-    for name, word in (
-        ("missing", "no such file"),
-        ("empty", "no text"),
-        ("short.txt", "9 bytes"),
-        ("bytes", "no text"),
-    ):
-        assert_one_line(run("--data", str(tmp_path / name), *QUICK), word)
+    words = {"missing": "no such file", "empty": "no text", "short.txt": "9 bytes", "bytes": "no text"}
+    done = run_side_by_side(*(("--data", str(tmp_path / name), *QUICK) for name in words))
+    for one, word in zip(done, words.values(), strict=True):
+        assert_one_line(one, word)
 
 
 def test_world_that_does_not_fit_is_one_line() -> None:
@@ -65,8 +68,9 @@ def test_checkpoint_resumes_exactly(tmp_path: Path) -> None:
     data = ("--data", str(ROOT / "examples" / "python"), "--dtype", "float64", "--batch", "4", "--eval-batches", "1")
     full, first, second = (tmp_path / f"{name}.json" for name in ("full", "first", "second"))
     checkpoint = str(tmp_path / "c.pt")
-    assert run(*data, "--steps", "6", "--report", str(full)).returncode == 0
-    assert run(*data, "--steps", "3", "--checkpoint", checkpoint, "--report", str(first)).returncode == 0
+    whole = (*data, "--steps", "6", "--report", str(full))
+    half = (*data, "--steps", "3", "--checkpoint", checkpoint, "--report", str(first))
+    assert [done.returncode for done in run_side_by_side(whole, half)] == [0, 0]
     done = run(*data, "--steps", "6", "--checkpoint", checkpoint, "--resume", "--report", str(second))
     assert done.returncode == 0, done.stderr
     a, b, c = (json.loads(path.read_text()) for path in (full, first, second))
@@ -77,8 +81,11 @@ def test_checkpoint_resumes_exactly(tmp_path: Path) -> None:
 def test_bad_checkpoints_are_one_line(tmp_path: Path) -> None:
     broken = tmp_path / "broken.pt"
     broken.write_bytes(b"nonsense")
-    assert_one_line(run(*QUICK, "--resume", "--checkpoint", str(broken)), "not a checkpoint")
-    assert_one_line(run(*QUICK, "--resume", "--checkpoint", str(tmp_path / "none.pt")), "no checkpoint")
+    one, other = run_side_by_side(
+        *((*QUICK, "--resume", "--checkpoint", str(path)) for path in (broken, tmp_path / "none.pt"))
+    )
+    assert_one_line(one, "not a checkpoint")
+    assert_one_line(other, "no checkpoint")
 
 
 @pytest.mark.parametrize("both", [True, False], ids=["both ranks", "one rank"])
