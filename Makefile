@@ -84,6 +84,7 @@ kills: setup
 values: setup
 	GB_TEST_FULL=1 meson test -C build --no-rebuild --print-errorlogs --timeout-multiplier 0 values emulated_values compress \
 	    compress_emulated
+	GB_TEST_FULL=1 $(PY) -m pytest tests/python/test_values.py -q
 	GB_SIM_CASES=40000 meson test -C build --no-rebuild --print-errorlogs --timeout-multiplier 0 --suite sim
 
 nightly: setup

@@ -111,7 +111,7 @@ static void unregister_busy(void *arg)
     OK(cuMemcpyAsync(dev(registered + 100), p, 1000, s));
     CHECK(cuMemHostUnregister(registered) == 800);
     OK(cuMemHostUnregister(other));
-    *(volatile uint32_t *)(uintptr_t)flag = 1;
+    atomic_store((_Atomic uint32_t *)(uintptr_t)flag, 1);
     OK(cuStreamSynchronize(s));
     OK(cuMemHostUnregister(registered));
 }
