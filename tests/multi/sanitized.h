@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
- * sanitized.h: whether a test does less: in an instrumented build, ten times slower at least; and where GB_TEST_SHORT is
- * set, for the second run of a test over another transport.  Less are the repetitions, never what is asserted. */
+ * sanitized.h: whether a test does less: in an instrumented build, ten times slower at least; and where GB_TEST_SHORT
+ * is set, for the second run of a test over another transport.  Less are the repetitions, never what is asserted. */
 #ifndef GB_TESTS_SANITIZED_H
 #define GB_TESTS_SANITIZED_H
 
