@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A few runs of kill_random.py for every change; its own default of 20 is for releases and by hand."""
+"""A few runs of kill_random.py for every change; `make kills` does 20 of the first kind."""
 
 from __future__ import annotations
 
