@@ -177,10 +177,13 @@ static int make_topo(gpubridge_comm *comm)
     const char **keys = calloc(n, sizeof *keys);
     uint8_t *staged = calloc(n, 2);
     int rc = !keys || !staged ? GB_FAIL(GPUBRIDGE_ERR_NO_MEMORY, "no memory for a group of %u ranks", n) : 0;
+    comm->group.is_one_host =
+        comm->settings.transport == GB_TRANSPORT_AUTO || comm->settings.transport == GB_TRANSPORT_SHM;
     for (uint32_t r = 0; keys && staged && r < n; r++) {
         keys[r] = comm->members[r].hello.island;
         staged[r] = comm->members[r].hello.flags & GB_MEMBER_STAGED ? 1 : 0;
         comm->group.any_staged |= staged[r];
+        comm->group.is_one_host &= comm->members[r].hello.host_id == comm->members[0].hello.host_id;
         if (comm->members[r].hello.flags & GB_MEMBER_NO_KERNELS) comm->group.host_bytes = UINT64_MAX;
     }
     /* A device island moves data by its vendor library; so "vendor" and "staged" are the same list. */

@@ -155,11 +155,12 @@ static void trim(struct gb_launcher *launcher, struct gb_launch_pool *pool)
     if (entered) gb_device_leave(pool->device, &saved);
 }
 
-/* May the pools grow by a slab?  With nothing in use they always may. */
-static int has_room(const struct gb_launcher *launcher, uint64_t slab)
+/* May the pools grow by a slab?  They always may when nobody else uses any, so that a single operation is never
+ * refused. */
+static int has_room(const struct gb_launcher *launcher, uint64_t slab, uint64_t beside)
 {
     uint64_t limit = atomic_load(&launcher->pool_limit);
-    return !limit || atomic_load(&launcher->pool_bytes) + slab <= limit || !atomic_load(&launcher->pool_used);
+    return !limit || atomic_load(&launcher->pool_bytes) + slab <= limit || atomic_load(&launcher->pool_used) <= beside;
 }
 
 static void *take_any(struct gb_launch_pool *pool, uint64_t bytes)
@@ -181,8 +182,9 @@ static void *grow(struct gb_launcher *launcher, struct gb_launch_pool *pool, uin
     return mem;
 }
 
-/* Operations that end give memory back: worth a wait before an operation is refused for want of it. */
-static void *pool_get(struct gb_launcher *launcher, struct gb_launch_pool *pool, uint64_t bytes)
+/* `beside`: what the caller has already.  Operations that end give memory back: worth a wait before an operation is
+ * refused for want of it. */
+static void *pool_get(struct gb_launcher *launcher, struct gb_launch_pool *pool, uint64_t bytes, uint64_t beside)
 {
     const struct timespec nap = {.tv_nsec = 200000};
     uint64_t give_up_ns = 0;
@@ -190,7 +192,7 @@ static void *pool_get(struct gb_launcher *launcher, struct gb_launch_pool *pool,
     pthread_mutex_lock(&pool->lock);
     const uint64_t slab = ROUND_UP(bytes, pool->kind == GB_POOL_DEVICE || pool->net ? DEVICE_SLAB : HOST_SLAB);
     void *mem = take_any(pool, bytes);
-    while (!mem && !has_room(launcher, slab)) {
+    while (!mem && !has_room(launcher, slab, beside)) {
         const uint64_t now = gb_now_ns();
         if (!give_up_ns) give_up_ns = now + atomic_load(&launcher->pool_wait_ns);
         if (now > give_up_ns) break;
@@ -202,7 +204,7 @@ static void *pool_get(struct gb_launcher *launcher, struct gb_launch_pool *pool,
         pthread_mutex_lock(&pool->lock);
         mem = take_any(pool, bytes);
     }
-    if (!mem && has_room(launcher, slab))
+    if (!mem && has_room(launcher, slab, beside))
         mem = grow(launcher, pool, bytes, slab);
     else if (!mem)
         (void)GB_FAIL(GPUBRIDGE_ERR_NO_MEMORY,
@@ -268,9 +270,9 @@ void gb_launcher_set_limit(struct gb_launcher *launcher, uint64_t bytes, uint64_
     atomic_store(&launcher->pool_wait_ns, wait_ns);
 }
 
-void *gb_launcher_mem(struct gb_launcher *launcher, uint64_t bytes)
+void *gb_launcher_mem(struct gb_launcher *launcher, uint64_t bytes, uint64_t beside)
 {
-    return pool_get(launcher, &launcher->mem, bytes);
+    return pool_get(launcher, &launcher->mem, bytes, beside);
 }
 
 void gb_launcher_mem_free(struct gb_launcher *launcher, void *mem)
@@ -280,7 +282,7 @@ void gb_launcher_mem_free(struct gb_launcher *launcher, void *mem)
 
 void *gb_launcher_host(struct gb_launcher *launcher, uint64_t bytes)
 {
-    return pool_get(launcher, &launcher->host, bytes);
+    return pool_get(launcher, &launcher->host, bytes, 0);
 }
 
 void gb_launcher_host_free(struct gb_launcher *launcher, void *mem)
@@ -288,9 +290,9 @@ void gb_launcher_host_free(struct gb_launcher *launcher, void *mem)
     pool_put(launcher, &launcher->host, mem);
 }
 
-void *gb_launcher_stage(struct gb_launcher *launcher, uint64_t bytes)
+void *gb_launcher_stage(struct gb_launcher *launcher, uint64_t bytes, uint64_t beside)
 {
-    return pool_get(launcher, &launcher->stage, bytes);
+    return pool_get(launcher, &launcher->stage, bytes, beside);
 }
 
 void gb_launcher_stage_free(struct gb_launcher *launcher, void *mem)
@@ -310,7 +312,7 @@ void gb_launcher_stage_back(struct gb_launcher *launcher, const void *at)
 
 void *gb_launch_keep(struct gb_launcher *launcher, uint64_t bytes)
 {
-    void *mem = pool_get(launcher, &launcher->host, bytes);
+    void *mem = pool_get(launcher, &launcher->host, bytes, 0);
     if (mem) atomic_fetch_sub(&launcher->pool_used, ROUND_UP(bytes, ALIGNMENT));
     return mem;
 }

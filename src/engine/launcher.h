@@ -82,18 +82,18 @@ int gb_launcher_has_kernels(const struct gb_launcher *launcher);
 int gb_launcher_is_gated(const struct gb_launcher *launcher);
 /* Joins the thread; operations must have finished or been aborted. */
 void gb_launcher_close(struct gb_launcher *launcher);
-/* All pools together grow to this and not further (GPUBRIDGE_MEM_BYTES), unless nothing is in use; who wants more waits
- * up to `wait_ns` for operations that end. */
+/* All pools together grow to this and not further (GPUBRIDGE_MEM_BYTES), unless nothing is in use but what the caller
+ * has already (`beside`, in bytes); who wants more waits up to `wait_ns` for operations that end. */
 void gb_launcher_set_limit(struct gb_launcher *launcher, uint64_t bytes, uint64_t wait_ns);
 /* Pools: device scratch and pinned host memory (flags, staging).  Any thread but the engine role, since growing is a
  * driver call; NULL with an error text when exhausted.  Giving back (NULL is fine) is none. */
-void *gb_launcher_mem(struct gb_launcher *launcher, uint64_t bytes);
+void *gb_launcher_mem(struct gb_launcher *launcher, uint64_t bytes, uint64_t beside);
 void gb_launcher_mem_free(struct gb_launcher *launcher, void *mem);
 void *gb_launcher_host(struct gb_launcher *launcher, uint64_t bytes);
 void gb_launcher_host_free(struct gb_launcher *launcher, void *mem);
 /* Staging of messages: pinned host memory too, which peers of this host may read in place once it is shared.  A kept
  * block stays in use, whatever its owner frees, until as many calls of back; `at`: any address in it.  Any thread. */
-void *gb_launcher_stage(struct gb_launcher *launcher, uint64_t bytes);
+void *gb_launcher_stage(struct gb_launcher *launcher, uint64_t bytes, uint64_t beside);
 void gb_launcher_stage_free(struct gb_launcher *launcher, void *mem);
 void gb_launcher_stage_keep(struct gb_launcher *launcher, const void *at);
 void gb_launcher_stage_back(struct gb_launcher *launcher, const void *at);

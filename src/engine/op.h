@@ -149,6 +149,7 @@ struct gb_group {
     uint32_t encodings[GB_CODED_KINDS][GB_CODEC_COUNT]; /* [S] operations of devices so far: one in many is sampled */
     /* Operations up to this size run on shadows (shadow.c); UINT64_MAX: all, since a member has no kernels. */
     uint64_t host_bytes;
+    int is_one_host; /* all members are on one host and may use its shared memory */
     int any_staged;  /* the buffers of some member are device memory */
     uint8_t *lends;  /* [size] this device can read messages of that rank in its memory; NULL: of none */
     int takes_turns; /* operations of this rank's device memory start by tickets (config.hooks.announce) */

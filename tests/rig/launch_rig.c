@@ -193,7 +193,7 @@ static void start_side(struct rig_op *op, uint32_t r, void *in, void *out, uint3
     side->net = calloc(plan->nsteps + 1, 1);
     if (!side->net) die("no memory");
     _Atomic uint32_t *flags = gb_launcher_host(rank->launcher, (plan->nsteps + 1) * sizeof *flags);
-    side->dev_mem = gb_launcher_mem(rank->launcher, plan->dev_bytes);
+    side->dev_mem = gb_launcher_mem(rank->launcher, plan->dev_bytes, 0);
     side->host_mem = gb_launcher_host(rank->launcher, plan->host_bytes);
     if (!flags || !side->dev_mem || !side->host_mem) die(gb_err_text());
     for (uint32_t i = 0; i <= plan->nsteps; i++) atomic_store(&flags[i], 0);

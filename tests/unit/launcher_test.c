@@ -368,7 +368,7 @@ static void test_pools(void **state)
     struct gb_launcher *l = rig.rank[0].launcher;
     gb_launcher_set_limit(l, 100u << 20, 100000000u);
     for (int i = 0; i < N; i++) {
-        mem[i] = gb_launcher_mem(l, 1000 * (uint64_t)(i + 1));
+        mem[i] = gb_launcher_mem(l, 1000 * (uint64_t)(i + 1), 0);
         assert_non_null(mem[i]);
         assert_int_equal((uintptr_t)mem[i] % 256, 0);
         for (int j = 0; j < i; j++) assert_true((char *)mem[i] >= (char *)mem[j] + 1000 * (j + 1) || mem[i] < mem[j]);
@@ -376,33 +376,42 @@ static void test_pools(void **state)
     for (int i = 0; i < N; i += 2) gb_launcher_mem_free(l, mem[i]);
     for (int i = 1; i < N; i += 2) gb_launcher_mem_free(l, mem[i]);
     gb_launcher_mem_free(l, NULL);
-    void *whole = gb_launcher_mem(l, 32u << 20); /* fits the first slab only if all blocks were joined again */
+    void *whole = gb_launcher_mem(l, 32u << 20, 0); /* fits the first slab only if all blocks were joined again */
     assert_ptr_equal(whole, mem[0]);
-    assert_null(gb_launcher_mem(l, 90u << 20));
+    assert_null(gb_launcher_mem(l, 90u << 20, 0));
     assert_non_null(strstr(gb_err_text(), "GPUBRIDGE_MEM_BYTES"));
     gb_launcher_mem_free(l, whole);
-    void *large = gb_launcher_mem(l, 128u << 20); /* nothing is in use: the limit gives way */
+    void *large = gb_launcher_mem(l, 128u << 20, 0); /* nothing is in use: the limit gives way */
     assert_non_null(large);
     /* What lies unused beside something in use makes room for something else. */
-    whole = gb_launcher_mem(l, 1000);
+    whole = gb_launcher_mem(l, 1000, 0);
     gb_launcher_mem_free(l, large);
     void *pinned = gb_launcher_host(l, 40u << 20);
     assert_non_null(pinned);
     /* Somebody gives back what is missing. */
     gb_launcher_set_limit(l, 100u << 20, 60000000000u);
-    large = gb_launcher_mem(l, 20u << 20);
+    large = gb_launcher_mem(l, 20u << 20, 0);
     struct {
         struct gb_launcher *launcher;
         void *mem;
     } give = {l, large};
     pthread_t thread;
     assert_int_equal(pthread_create(&thread, NULL, give_back_soon, &give), 0);
-    large = gb_launcher_mem(l, 30u << 20);
+    large = gb_launcher_mem(l, 30u << 20, 0);
     assert_non_null(large);
     assert_int_equal(pthread_join(thread, NULL), 0);
     gb_launcher_mem_free(l, large);
     gb_launcher_mem_free(l, whole);
     gb_launcher_host_free(l, pinned);
+    /* Nobody else is in the way: a single operation always has its memory. */
+    gb_launcher_set_limit(l, 10u << 20, 0);
+    whole = gb_launcher_mem(l, 64u << 20, 0);
+    assert_non_null(whole);
+    assert_null(gb_launcher_mem(l, 64u << 20, 0));
+    large = gb_launcher_mem(l, 64u << 20, 64u << 20);
+    assert_non_null(large);
+    gb_launcher_mem_free(l, whole);
+    gb_launcher_mem_free(l, large);
     rig_close(&rig);
 }
 
