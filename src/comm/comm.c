@@ -341,7 +341,9 @@ static int find_lenders(gpubridge_comm *comm)
     if (!lends) return GB_FAIL(GPUBRIDGE_ERR_NO_MEMORY, "no memory for a group of %u ranks", group->size);
     for (uint32_t r = 0; r < group->size; r++) {
         if (r == group->rank || !group->topo->staged[r] || !gb_link_lends(group->links[r])) continue;
-        any = lends[r] = 1;
+        const char *theirs = comm->members[r].hello.device, *ours = comm->members[group->rank].hello.device;
+        lends[r] = ours[0] && strcmp(ours, theirs) == 0 ? GB_LENDS_SAME_DEVICE : GB_LENDS;
+        any = 1;
     }
     if (any) gb_launcher_share(context->launcher, context->net);
     if (any && gb_launcher_can_borrow(context->launcher))

@@ -127,6 +127,8 @@ struct gb_p2p_seen { /* an announced message without a receive */
 
 #define GB_HISTORY 256
 
+enum gb_lends { GB_LENDS_NOTHING, GB_LENDS, GB_LENDS_SAME_DEVICE /* whose rank uses this very device */ };
+
 struct gb_group {
     uint64_t id;
     char *name;
@@ -151,7 +153,7 @@ struct gb_group {
     uint64_t host_bytes;
     int is_one_host; /* all members are on one host and may use its shared memory */
     int any_staged;  /* the buffers of some member are device memory */
-    uint8_t *lends;  /* [size] this device can read messages of that rank in its memory; NULL: of none */
+    uint8_t *lends;  /* [size] enum gb_lends: can this device read messages of that rank in its memory? NULL: of none */
     int takes_turns; /* operations of this rank's device memory start by tickets (config.hooks.announce) */
     uint32_t depth;
     int64_t timeout_ns; /* [S] */

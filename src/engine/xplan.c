@@ -69,6 +69,16 @@ static uint32_t landing_of(const struct gb_xplan *xplan, uint32_t recv)
 }
 
 /* Which messages may stay in their senders' memory until they go to the device. */
+/* A message that is read where it lies takes a kernel that looks whether it lies where it was expected.  On a device
+ * that the sender uses, too, each kernel waits for the other process's turn to end, which costs more than a copy of a
+ * few megabytes: there 16 MiB in such messages took 7.5 ms on an H200 and 4.5 over loopback TCP, 64 MiB in larger
+ * ones 9.5 and 10.0; on two devices 3.4 and 3.8, 5.3 and 13.0 (bench/results/gpu/all_reduce_shm_h200x2.json). */
+static uint64_t least_loan(enum gb_lends how)
+{
+    if (how == GB_LENDS_NOTHING) return UINT64_MAX;
+    return how == GB_LENDS_SAME_DEVICE ? (8u << 20) - 1 : GB_EAGER_BYTES;
+}
+
 static int build_landing(struct gb_xplan *xplan, const struct gb_group *group)
 {
     const struct gb_plan *plan = xplan->plan;
@@ -78,7 +88,7 @@ static int build_landing(struct gb_xplan *xplan, const struct gb_group *group)
     int any = 0;
     for (uint32_t i = 0; i < plan->nsteps; i++) {
         const struct gb_step *step = &plan->steps[i];
-        if (step->kind != GB_STEP_RECV || step->bytes <= GB_EAGER_BYTES || !group->lends[step->peer]) continue;
+        if (step->kind != GB_STEP_RECV || step->bytes <= least_loan(group->lends[step->peer])) continue;
         uint32_t copy = landing_of(xplan, i);
         if (copy == GB_NO_STEP) continue;
         xplan->landing[i] = copy;
