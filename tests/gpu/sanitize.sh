@@ -9,7 +9,7 @@ export LD_LIBRARY_PATH="$packages/nvidia/cu13/lib:$packages/nvidia/cuda_nvrtc/li
 # The collective library takes minutes under a sanitizer, and its kernels are not ours: that one check fails by intention.
 export GPUBRIDGE_NCCL_LIB=/nonexistent/left-out
 status=0
-for tool in memcheck racecheck initcheck synccheck; do
+for tool in ${TOOLS:-memcheck racecheck initcheck synccheck}; do
     # initcheck also sees what the driver copies for itself: only kernels are of interest.
     compute-sanitizer --tool "$tool" --report-api-errors no --error-exitcode 9 --log-file "$out/sanitizer-$tool.log" \
         python3 -c 'from gpubridge.cli import main; main()' doctor --device --kind cuda --out "$out/sanitizer-$tool.json" >/dev/null

@@ -31,6 +31,7 @@ def _use_source_tree() -> None:
 
 
 _use_source_tree()
+os.environ["PYTHONUNBUFFERED"] = "1"  # ranks that leave by os._exit have said what they printed
 
 from forks import Forge  # noqa: E402
 from networks import hosts  # noqa: E402, F401  a fixture
