@@ -105,7 +105,7 @@ enum gpubridge_op_kind {
     GPUBRIDGE_SCATTER,        /* root's send flat of count each -> recv[count] */
     GPUBRIDGE_SEND,           /* send[count] to rank `root`, matched by (tag, order of submission) */
     GPUBRIDGE_RECV,           /* recv[count] from rank `root`, or from anyone when root = -1 */
-    GPUBRIDGE_BARRIER,        /* no data */
+    GPUBRIDGE_BARRIER,        /* no data; ends after this rank's earlier collectives of host buffers, too */
     GPUBRIDGE_OP_KIND_COUNT
 };
 

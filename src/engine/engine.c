@@ -134,7 +134,7 @@ static void dispatch(struct gb_engine *engine, const struct gb_net_event *event)
     }
 }
 
-static void settle_aborted(struct gb_engine *engine)
+static void settle_groups(struct gb_engine *engine)
 {
     for (struct gb_group *group = engine->groups; group; group = group->next) {
         if (!group->needs_settle) continue;
@@ -172,12 +172,17 @@ static void unmatched_text(const struct gb_group *group, const struct gb_op *lat
     if (more && n < capacity) snprintf(text + n, capacity - n, ", and %u more", more);
 }
 
+static const char *direction(const struct gb_op *op)
+{
+    return !op->is_p2p ? "" : op->kind == GPUBRIDGE_SEND ? "SEND of " : "RECV of ";
+}
+
 static void missing_text(const struct gb_group *group, const struct gb_op *op, const char *verb, char *text,
                          size_t capacity)
 {
     char name[128];
     gb_sig_text(&op->sig, op->key.seq, name, sizeof name);
-    const char *what = !op->is_p2p ? "" : op->kind == GPUBRIDGE_SEND ? "SEND of " : "RECV of ";
+    const char *what = direction(op);
     int n = snprintf(text, capacity, "%s%s %s after %.1f s on rank %u (a timeout of %.1f s); ", what, name, verb,
                      (double)(gb_now_ns() - op->submit_ns) * 1e-9, group->rank,
                      (double)(op->deadline_ns - (int64_t)op->submit_ns) * 1e-9);
@@ -196,6 +201,20 @@ static void missing_text(const struct gb_group *group, const struct gb_op *op, c
                  "every rank has arrived: the transfer itself does not move (link down or far too slow)");
 }
 
+/* A member that left, or stopped amid a message, and no news of anybody who made it do so. */
+static void fail_by_leaver(struct gb_group *group, struct gb_op *op)
+{
+    char name[128], text[480];
+    const char *label = op->given_up_ns ? group->labels[op->given_up_by] : "", *what = direction(op);
+    gb_sig_text(&op->sig, op->key.seq, name, sizeof name);
+    if (group->left_ns && strncmp(group->left_text, label, strlen(label)) == 0)
+        snprintf(text, sizeof text, "%s, but %s%s still needs it", group->left_text, what, name);
+    else
+        snprintf(text, sizeof text, "%s stopped amid a message that %s%s needs, and did not say why: see its log",
+                 label, what, name);
+    gb_op_fail(op, GPUBRIDGE_ERR_PEER_LOST, text);
+}
+
 static void check_deadlines(struct gb_group *group, uint64_t now)
 {
     struct gb_op *next;
@@ -208,12 +227,11 @@ static void check_deadlines(struct gb_group *group, uint64_t now)
             gb_op_fail(op, GPUBRIDGE_ERR_TIMEOUT, text);
             return;
         }
+        if (op->is_held) continue; /* fails with what it waits for */
         uint64_t since = group->left_ns > op->progress_ns ? group->left_ns : op->progress_ns;
-        if (group->left_ns && now - since > 1000000000u) {
-            char name[128], text[480];
-            gb_sig_text(&op->sig, op->key.seq, name, sizeof name);
-            snprintf(text, sizeof text, "%s, but %s still needs it", group->left_text, name);
-            gb_op_fail(op, GPUBRIDGE_ERR_PEER_LOST, text);
+        if (op->given_up_ns) since = op->given_up_ns;
+        if ((group->left_ns || op->given_up_ns) && now - since > GB_NEWS_NS) {
+            fail_by_leaver(group, op);
             return;
         }
     }
@@ -237,7 +255,7 @@ static int progress(struct gb_engine *engine)
     int moved = engine->staged ? gb_engine_poll_staged(engine) : 0;
     if (moved) engine->config.hooks.device_moved(engine->config.hooks.arg);
     busy |= moved;
-    settle_aborted(engine);
+    settle_groups(engine);
     return busy;
 }
 

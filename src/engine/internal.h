@@ -5,6 +5,10 @@
 
 #include "engine/engine.h"
 
+/* A death is seen first by whoever talks to the dead, and what it does then may be seen by others before they hear why:
+ * so long the news may take, before what looks like a consequence is told as a cause. */
+#define GB_NEWS_NS 1000000000u
+
 struct gb_call {
     void (*fn)(void *arg);
     void *arg;

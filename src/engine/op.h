@@ -84,11 +84,14 @@ struct gb_op {
     uint8_t is_emulated;  /* no stream of the caller's to order: waits hold the host */
     uint8_t is_claimed;   /* the submitting thread puts it into the streams */
     uint8_t is_unstarted; /* counted in group->unstarted */
+    uint8_t is_held;      /* [E] a barrier that only waits for earlier operations, counted in group->held */
     int32_t source;       /* RECV: matched source, valid when finished */
     int64_t deadline_ns;  /* absolute */
     uint64_t submit_ns, start_ns, progress_ns;
     uint64_t begun_ns, opened_ns; /* [E] of shadows: copied out, may be copied in; 0: never */
     uint64_t fault_ns;            /* [E] when the device first reported an error; 0: never */
+    uint64_t given_up_ns;         /* [E] when a member first stopped amid a message; 0: never */
+    uint32_t given_up_by;         /* [E] that member */
     uint64_t first_bridge_ns, last_bridge_ns, first_island_ns, last_island_ns; /* [E] */
     _Atomic uint64_t compute_ns;
     int status; /* valid when finished */
@@ -186,7 +189,8 @@ struct gb_group {
     struct gb_coded coded[GB_CODED_KINDS][GB_CODEC_COUNT]; /* guarded by coded_lock */
     void *comm;                                            /* owner, for the hooks */
     struct gb_group *next;                                 /* [E] engine list */
-    int needs_settle;        /* [E] aborted: operations without anything in flight are to be finished */
+    uint32_t held;                                         /* [E] barriers that wait for earlier operations */
+    int needs_settle;        /* [E] some may finish now; the progress loop does it, they may be in use up the stack */
     struct gb_ccl_comm *ccl; /* [E] vendor communicator of this rank's island, NULL until made */
 };
 

@@ -14,8 +14,7 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
-#define VENDOR_GRACE_NS 1000000000u
-#define WATCH_WINDOW    64 /* unfinished watched device steps looked at per poll: they finish nearly in order */
+#define WATCH_WINDOW 64 /* unfinished watched device steps looked at per poll: they finish nearly in order */
 
 static struct gb_launcher *launcher_of(struct gb_op *op)
 {
@@ -246,9 +245,14 @@ static void count_message(struct gb_op *op, const struct gb_step *step, uint64_t
     }
 }
 
-static void fail_message(struct gb_op *op, const struct gb_step *step, const struct gb_net_event *event)
+static void fail_message(struct gb_op *op, uint32_t peer, const struct gb_net_event *event)
 {
     char mine[128], text[512];
+    const char *label = op->group->labels[peer];
+    if (event->status == GPUBRIDGE_ERR_CANCELLED) { /* by the peer, since we cancel only what fails already */
+        if (!op->given_up_ns) op->given_up_by = peer, op->given_up_ns = gb_now_ns();
+        return; /* why comes over the control lane, perhaps later: engine.c waits for it */
+    }
     gb_sig_text(&op->sig, op->key.seq, mine, sizeof mine);
     if (event->status == GPUBRIDGE_ERR_MISMATCH) {
         char theirs[128];
@@ -256,10 +260,9 @@ static void fail_message(struct gb_op *op, const struct gb_step *step, const str
         snprintf(text, sizeof text,
                  "ranks disagree: rank %u has %s, %s has %s: all ranks must call the same operation with the "
                  "same arguments in the same order",
-                 op->group->rank, mine, op->group->labels[step->peer], theirs);
+                 op->group->rank, mine, label, theirs);
     } else {
         const char *words = event->text && event->text[0] ? event->text : gpubridge_strerror(event->status);
-        const char *label = op->group->labels[step->peer];
         int named = strstr(words, label) != NULL; /* a link that was down already has no story to tell */
         snprintf(text, sizeof text, "%s%s%s, needed by %s", named ? "" : label, named ? "" : ": ", words, mine);
     }
@@ -274,7 +277,7 @@ void gb_op_message_done(struct gb_cell *cell, const struct gb_net_event *event)
     settle_places(op, cell, event);
     if (op->is_p2p) {
         if (event->status && !op->is_aborting)
-            fail_message(op, &(struct gb_step){.peer = (uint32_t)op->source}, event);
+            fail_message(op, (uint32_t)op->source, event);
         else if (!op->is_aborting)
             gb_p2p_message_done(op);
         gb_op_settle(op);
@@ -284,13 +287,13 @@ void gb_op_message_done(struct gb_cell *cell, const struct gb_net_event *event)
     int is_message = step->kind == GB_STEP_SEND || step->kind == GB_STEP_RECV;
     op->engine->bulk -= is_message && step->bytes > GB_EAGER_BYTES;
     uint64_t now = gb_now_ns();
-    op->progress_ns = now;
+    if (!event->status) op->progress_ns = now;
     if (op->is_aborting) {
         gb_op_settle(op);
         return;
     }
     if (event->status) {
-        fail_message(op, step, event);
+        fail_message(op, step->peer, event);
     } else {
         if (is_message) {
             count_message(op, step, event->start_ns, now);
@@ -356,7 +359,7 @@ static int is_own_fault(struct gb_op *op)
     uint64_t now = gb_now_ns();
     if (!op->group->ccl) return 1;
     if (!op->fault_ns) op->fault_ns = now;
-    return now - op->fault_ns > VENDOR_GRACE_NS;
+    return now - op->fault_ns > GB_NEWS_NS;
 }
 
 static int start_steps(struct gb_op *op);
@@ -541,6 +544,8 @@ static void finish(struct gb_op *op)
         op->next->prev = op->prev;
     else
         group->ops_tail = op->prev;
+    if (group->held) group->needs_settle = 1;
+    group->held -= op->is_held;
     no_longer_unstarted(op);
     memset(group->arrived, 0, group->size);
     if (!op->status) count_op(op, gb_now_ns());
@@ -562,6 +567,16 @@ static void finish(struct gb_op *op)
     atomic_fetch_sub_explicit(&group->nops, 1, memory_order_release);
 }
 
+/* Who comes out of a barrier may leave, which would stop what the others still need of its earlier operations.  What is
+ * in streams is the caller's to wait for; messages may find their other end only after the barrier. */
+static int is_held(struct gb_op *op)
+{
+    const struct gb_op *before = op->kind == GPUBRIDGE_BARRIER && !op->is_aborting ? op->prev : NULL;
+    while (before && (before->is_p2p || (before->dev && !before->is_emulated))) before = before->prev;
+    if (before && !op->is_held) op->is_held = 1, op->group->held++;
+    return before != NULL;
+}
+
 void gb_op_settle(struct gb_op *op)
 {
     if (atomic_load_explicit(&op->state, memory_order_relaxed) == GB_OP_FINISHED || op->started) return;
@@ -569,6 +584,7 @@ void gb_op_settle(struct gb_op *op)
     int device_busy = op->on_device && op->staged_next != op; /* a receive goes to the device last */
     if (device_busy) return;
     if (!op->is_aborting && (op->left || !op->is_started)) return;
+    if (is_held(op)) return;
     finish(op);
 }
 
@@ -608,5 +624,5 @@ void gb_group_abort(struct gb_group *group, int status, const char *text, int te
     hooks->aborted(hooks->arg, group, status, group->status_text, tell);
     for (struct gb_op *op = group->ops_head; op; op = op->next) gb_op_fail(op, status, group->status_text);
     gb_net_cancel(group->engine->config.net, group->id, -1);
-    group->needs_settle = 1; /* operations may be in use up the stack: the progress loop finishes them */
+    group->needs_settle = 1;
 }

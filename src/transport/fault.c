@@ -4,6 +4,8 @@
 
 #include "transport/net_impl.h"
 
+#include "base/clock.h"
+
 #include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -13,12 +15,13 @@
 
 #define GB_FAULTS 8
 
-enum action { CORRUPT, CLOSE, STALL, DROP, SHORT, DELAY, ACTIONS };
+enum action { CORRUPT, CLOSE, STALL, DROP, SHORT, DELAY, LATE, ACTIONS };
 static const struct {
     const char *name;
     char mark;
-} actions[ACTIONS] = {[CORRUPT] = {"corrupt", '@'}, [CLOSE] = {"close", '@'}, [STALL] = {"stall", '@'},
-                      [DROP] = {"drop", '@'},       [SHORT] = {"short", '='}, [DELAY] = {"delay", '='}};
+} actions[ACTIONS] = {
+    [CORRUPT] = {"corrupt", '@'}, [CLOSE] = {"close", '@'}, [STALL] = {"stall", '@'}, [DROP] = {"drop", '@'},
+    [SHORT] = {"short", '='},     [DELAY] = {"delay", '='}, [LATE] = {"late", '='}};
 
 struct gb_fault_item {
     int kind, index; /* enum gb_lane_kind and lane, or -1: all */
@@ -31,6 +34,8 @@ struct gb_fault {
 };
 struct gb_fault_lane {
     uint64_t written;
+    uint64_t late_ns;  /* when what is late was first tried; 0: nothing is */
+    size_t late_bytes; /* how much it was */
 };
 
 static int parse_lane(const char *s, size_t n, struct gb_fault_item *it)
@@ -140,6 +145,23 @@ static ssize_t write_corrupted(struct gb_sock *sock, const struct iovec *iov)
     return n;
 }
 
+static size_t length(const struct iovec *iov, int count)
+{
+    size_t n = 0;
+    for (int i = 0; i < count; i++) n += iov[i].iov_len;
+    return n;
+}
+
+/* A write that grew meanwhile counts from now, so that what was added is as late as the rest. */
+static int is_late(struct gb_fault_lane *lane, size_t bytes, uint64_t delay_us)
+{
+    uint64_t now = gb_now_ns();
+    if (!lane->late_ns || bytes != lane->late_bytes) lane->late_ns = now, lane->late_bytes = bytes;
+    if (now - lane->late_ns < delay_us * 1000) return 1;
+    lane->late_ns = 0;
+    return 0;
+}
+
 static ssize_t fault_write(struct gb_sock *sock, const struct iovec *iov, int count)
 {
     struct gb_fault_lane *lane = sock->fault;
@@ -150,6 +172,7 @@ static ssize_t fault_write(struct gb_sock *sock, const struct iovec *iov, int co
     if ((it = find(sock, DELAY)) != NULL)
         nanosleep(&(struct timespec){.tv_sec = (time_t)(it->n / 1000000), .tv_nsec = (long)(it->n % 1000000) * 1000},
                   NULL);
+    if ((it = find(sock, LATE)) != NULL && is_late(lane, length(iov, count), it->n)) return -EAGAIN;
     if ((it = find(sock, SHORT)) != NULL) until = lane->written + it->n;
     for (int a = CORRUPT; a <= DROP; a++) {
         if ((it = find(sock, (enum action)a)) == NULL) continue;
@@ -160,10 +183,7 @@ static ssize_t fault_write(struct gb_sock *sock, const struct iovec *iov, int co
         if (a == STALL) return -EAGAIN;
         if (a == CLOSE) return shutdown(sock->fd, SHUT_RDWR), -EPIPE;
         if (a == CORRUPT && lane->written == it->n) return write_corrupted(sock, iov);
-        if (a != DROP) continue;
-        ssize_t n = 0;
-        for (int i = 0; i < count; i++) n += (ssize_t)iov[i].iov_len;
-        return n;
+        if (a == DROP) return (ssize_t)length(iov, count);
     }
     return write_until(sock, iov, count, until);
 }
