@@ -81,7 +81,8 @@ def main() -> int:
             begin = time.perf_counter()
             code, log = nvrtc.compile(source, arch)
             missing = [k.decode() for k in kernels if k not in code]
-            if not kernels or missing or "warning" in log:
+            # That NVRTC will drop an architecture one day is no fault of the kernels.
+            if not kernels or missing or any("warning" in x and "deprecated" not in x for x in log.splitlines()):
                 print(f"sm_{arch}: {missing} missing\n{log}")
                 return 1
             usage = re.findall(r"Used (\d+) registers.*", log)
